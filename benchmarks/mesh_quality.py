@@ -29,8 +29,9 @@ import sugar_utils  # noqa: F401  before torch
 
 # isort: split
 from benchmarks.rasterizer import print_machine, print_table
+from gaussian_splatting.core.moved import moved_points
+from gaussian_splatting.formats.placement import TRANSFORM
 from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.texture.placed_export import moved_points
 from sugar_pipeline.quality.mesh_quality import (
     N_SAMPLES,
     THRESHOLDS,
@@ -40,7 +41,6 @@ from sugar_pipeline.quality.mesh_quality import (
 )
 from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh
-from sugar_trainers.naming import TRANSFORM
 from sugar_utils.entrypoint import run_main
 from sugar_utils.files import read_json
 from sugar_utils.flags import Parser, integer, positive_float, positive_int

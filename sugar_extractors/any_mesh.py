@@ -3,37 +3,53 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from gaussian_splatting.data.world_offset import near_offset
 from sugar_extractors.results import read_state
 from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.triangle_mesh import TriangleMesh, fits_float32, read_mesh_ply
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import require_regular_file
 
 _GREY = 128
 MESH_SUFFIXES = (".ply", ".pt", ".obj")
 
 
-def read_any_mesh(path: Path) -> TriangleMesh:
-    """Read vertices and faces; colours are the file's own in a PLY, else grey."""
+def read_any_mesh(
+    path: Path, notify: Notify = print, offset: np.ndarray | None = None
+) -> TriangleMesh:
+    """Read vertices and faces; colours are the file's own in a PLY, else grey.
+
+    Args:
+        path: A mesh PLY, an OBJ, or the ``.pt`` of a refinement.
+        notify: Called with lines about what is left out.
+        offset: That is subtracted from coordinates far from the origin; see
+            :func:`~gaussian_splatting.data.world_offset.near_offset`. (3,)
+    """
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in MESH_SUFFIXES:
         raise UserError(f"{path}: not a mesh; pass one of {', '.join(MESH_SUFFIXES)}")
     require_regular_file(path)
     if suffix == ".ply":
-        return read_mesh_ply(path)
-    if suffix == ".obj":
-        vertices, faces = _read_obj(path)
+        mesh = read_mesh_ply(path)
+    elif suffix == ".obj":
+        mesh = _grey_mesh(*_read_obj(path))
     else:
         cloud = read_state(path, bound_cloud_from_state)
-        vertices = cloud.vertices.double().numpy()
-        faces = cloud.faces.numpy()
-    if not fits_float32(vertices):
+        mesh = _grey_mesh(cloud.vertices.double().numpy(), cloud.faces.numpy())
+    if not fits_float32(mesh.vertices):
         raise UserError(f"{path}: has vertices with NaN or infinity; make the mesh again")
+    vertices = np.asarray(mesh.vertices, np.float64)
+    subtracted = near_offset(vertices, offset, path, notify)
+    return replace(mesh, vertices=vertices - subtracted) if subtracted.any() else mesh
+
+
+def _grey_mesh(vertices: np.ndarray, faces: np.ndarray) -> TriangleMesh:
     return TriangleMesh(vertices, faces, np.full((len(vertices), 3), _GREY, dtype=np.uint8))
 
 

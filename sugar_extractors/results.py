@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import msgspec
 
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_identity import Identity
+from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.scenes.reference_layout import CHECKPOINT_FOLDER, load_reference_checkpoint
 from gaussian_splatting.scenes.scene import Scene, load_scene, load_scene_for_checkpoint
 from sugar_scene.bound_model import state_with_background
@@ -124,6 +125,8 @@ class Capture:
     scene: Path | None = None
     # The vanilla checkpoint whose cameras say where the world lies; None if the scene's own do.
     checkpoint: Path | None = None
+    # A checkpoint that a record names and that is gone; the world may be another than the scene's.
+    missing: Path | None = None
 
 
 def capture_of(
@@ -131,7 +134,8 @@ def capture_of(
 ) -> Capture:
     """Return the folders that the user named, completed by the records of the results.
 
-    A vanilla checkpoint has its own cameras; the other stages have records of what they read.
+    A vanilla checkpoint has its own cameras; stages and placements have records of what they read,
+    or of the model that they were made of, which has one.
     """
     if scene is not None and checkpoint is not None:
         return Capture(scene, checkpoint)
@@ -139,58 +143,91 @@ def capture_of(
     if checkpoint is None:
         with_cameras = (path for path in results if (path / "cameras.json").is_file())
         checkpoint = next(with_cameras, recorded.checkpoint)
-    return Capture(scene or recorded.scene, checkpoint)
+    missing = recorded.missing if checkpoint is None else None
+    return Capture(scene or recorded.scene, checkpoint, missing)
 
 
 def _first_recorded(results: Sequence[Path]) -> Capture:
     """Return the first capture that the records of some results name."""
     for path in results:
-        for record in _records(path):
-            capture = _recorded(record)
-            if capture != Capture():
-                return capture
+        capture = _recorded(path)
+        if capture != Capture():
+            return capture
     return Capture()
 
 
-def _records(path: Path) -> Iterator[Path]:
-    """Yield the files in which a stage recorded what it read."""
+def _recorded(path: Path) -> Capture:
+    """Return the capture that the records of a result name."""
     folder = path if path.is_dir() else path.parent
     for file in (note_path(path), folder / "run.json", folder / CHECKPOINT_FOLDER / "run.json"):
         if file.is_file():
-            yield file
+            capture = _sources_of(file)
+            if capture != Capture():
+                return capture
+    origin = Placement.of(path).origin
+    capture = _existing(origin.scene, origin.checkpoint)
+    if origin.checkpoint is None and origin.model is not None and origin.model.exists():
+        of_model = _recorded(origin.model) if origin.model.resolve() != path.resolve() else capture
+        capture = replace(of_model, scene=capture.scene or of_model.scene)
+    return capture
 
 
-def _recorded(record: Path) -> Capture:
-    """Return the folders that a record names and that are still there."""
+def _sources_of(record: Path) -> Capture:
+    """Return the folders that the record of a stage names."""
     content = storage.read_json(record)
     values = content.get("sources") if isinstance(content, dict) else None
+    # In the folder of results they are digests.
+    if not isinstance(values, dict) or "mesh" in values or "splats" in values:
+        return Capture()
     advice = "pass the scene as -s and the vanilla checkpoint as -c"
-    sources = conform(values or {}, _Sources, f"{record}, sources", advice)
-    scene = None
-    if sources.scene and Path(sources.scene).is_dir():
-        scene = Path(sources.scene)
-    checkpoint = None
-    if sources.checkpoint:
-        path = Path(sources.checkpoint)
-        if path.is_file() or (path / "cameras.json").is_file():
-            checkpoint = path
-    return Capture(scene, checkpoint)
+    sources = conform(values, _Sources, f"{record}, sources", advice)
+    scene = Path(sources.scene) if sources.scene else None
+    return _existing(scene, Path(sources.checkpoint) if sources.checkpoint else None)
+
+
+def _existing(scene: Path | None, checkpoint: Path | None) -> Capture:
+    """Return a capture of folders that are still there."""
+    if scene is not None and not scene.is_dir():
+        scene = None
+    if checkpoint is None or checkpoint.is_file() or (checkpoint / "cameras.json").is_file():
+        return Capture(scene, checkpoint)
+    return Capture(scene, None, checkpoint)
 
 
 def scene_of(
-    scene_path: Path, checkpoint_path: Path | None, size: SugarSize, notify: Notify
+    capture: Capture,
+    size: SugarSize,
+    notify: Notify,
+    require_images: bool = False,
+    **options: Any,
 ) -> Scene:
-    """Read the capture in the world of results: of a vanilla checkpoint, or else of the scene."""
-    if checkpoint_path is None:
-        return load_scene(scene_path, size_rule=size, notify=notify)
-    checkpoint = load_reference_checkpoint(checkpoint_path, None, notify)
+    """Read the capture in the world of results: of a vanilla checkpoint, or else of the scene.
+
+    Args:
+        capture: With its scene.
+        size: Of the images.
+        notify: Called with lines about what is changed or left out.
+        require_images: Whether cameras of a checkpoint need their images.
+        options: Others of :func:`load_scene`.
+    """
+    if capture.scene is None:
+        raise ValueError("a capture without a scene cannot be read")
+    if capture.checkpoint is None:
+        if capture.missing is not None:
+            notify(
+                f"note: {capture.missing}, whose cameras say where the result lies, is gone; the "
+                "cameras of the scene are taken, pass another checkpoint as -c if they differ"
+            )
+        return load_scene(capture.scene, size_rule=size, notify=notify, **options)
+    checkpoint = load_reference_checkpoint(capture.checkpoint, None, notify)
     return load_scene_for_checkpoint(
-        scene_path,
+        capture.scene,
         checkpoint,
         size_rule=size,
         images_dir=checkpoint.images_dir,
-        require_images=False,
+        require_images=require_images,
         notify=notify,
+        **options,
     )
 
 

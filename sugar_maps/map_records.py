@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from sugar_maps.map_placement import MapPlacement
 
 _MEANING = "coordinates of the map = coordinates of this file, turned so that z is up, + map_offset"
@@ -34,10 +32,3 @@ def note_values(placement: MapPlacement) -> dict[str, object]:
         "epsg": placement.epsg,
         "map_meaning": _MEANING,
     }
-
-
-def in_full_coordinates(matrix: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """Return the matrix to a file whose coordinates have an offset, (3,), added. (4, 4)"""
-    moved = matrix.copy()
-    moved[:3, 3] += offset
-    return moved

@@ -17,7 +17,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import RenderOutput, rasterize
 from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.scenes.scene import load_scene as read_scene
-from sugar_extractors.export.reading import read_any_gaussians
+from sugar_extractors.export.reading import read_gaussians_in_scene
 from sugar_pipeline.command_line import PROGRAMS
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
 from sugar_trainers.capture import SugarSize
@@ -141,7 +141,7 @@ def load_gaussians(path: PathLike) -> Gaussians:
     >>> tuple(load_gaussians("gaussians").means.shape)
     (200, 3)
     """
-    return read_any_gaussians(Path(path), say_nothing).activate()
+    return read_gaussians_in_scene(Path(path), say_nothing).activate()
 
 
 def render(gaussians: Gaussians, camera: Camera, **channels: Any) -> RenderOutput:

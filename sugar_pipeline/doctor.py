@@ -118,7 +118,7 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
     suggested_mode, findings = _scene_with_mode(scene, notes, starts_from_points=False)
     show(console, scene.description, findings)
     cloud_notes: list[str] = []
-    cloud = checkpoint.read_cloud(cloud_notes.append)
+    cloud = checkpoint.read_cloud(cloud_notes.append, scene.offset)
     if len(cloud) == 0:
         raise UserError(f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again")
     cloud_findings = gaussian_findings(cloud, scene) + _note_findings(cloud_notes)

@@ -139,7 +139,7 @@ class CoarseOptions(TrainingOptions[GaussianCloud]):
             UserError: There are none.
         """
         advise(self, checkpoint, messages)
-        cloud = checkpoint.read_cloud(messages)
+        cloud = checkpoint.read_cloud(messages, scene.offset)
         if len(cloud) == 0:
             raise UserError(
                 f"{checkpoint.ply_path} holds no Gaussians; train the vanilla stage again"

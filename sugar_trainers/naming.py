@@ -9,9 +9,6 @@ from sugar_trainers.stage_config import MULTIVIEW, CoarseConfig, RefineConfig
 
 OUTPUT_ROOT = Path("output")
 # Files in the folder of results of a run.
-MESH = "mesh"  # without suffix
-SPLATS = "splats.ply"
-TRANSFORM = "transform.json"
 INDEX = "index.html"
 LOG = "log.txt"
 

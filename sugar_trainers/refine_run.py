@@ -149,7 +149,7 @@ class RefineOptions(TrainingOptions[BoundCloud]):
         path = self.coarse_model_path
         if path is None:
             path = checkpoint.ply_path
-            coarse = checkpoint.read_cloud(messages)
+            coarse = checkpoint.read_cloud(messages, scene.offset)
         else:
             coarse = cloud_from_state(
                 state_with_background(load_payload(path)), "coarse SuGaR model"

@@ -401,3 +401,12 @@ def _holder(note: Path) -> str:
         if isinstance(holder, dict) and {"process", "host", "since"} <= holder.keys():
             return f"process {holder['process']} on {holder['host']} since {holder['since']}"
     return "another process"
+
+
+def relative_path(path: Path, folder: Path) -> str:
+    """Return a path as seen from a folder, with forward slashes, so that both can be moved."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        # Drives of Windows have no way to each other.
+        return path.resolve().as_posix()

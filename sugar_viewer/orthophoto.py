@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import Z_UP_AXES, moved_cloud
+from gaussian_splatting.core.moved import Z_UP_AXES
 from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.scenes.scene import Scene
-from sugar_extractors.texture.placed_export import moved_points
 from sugar_maps.map_placement import MapPlacement
 from sugar_maps.similarity import Similarity
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
@@ -195,18 +194,6 @@ def ortho_view(
         width=max(int(counts[0]), 1),
         height=max(int(counts[1]), 1),
     )
-
-
-def in_scene(result: Result, matrix: np.ndarray) -> Result:
-    """Return a result after a matrix to the world of the scene. (4, 4)"""
-    if np.array_equal(matrix, np.eye(4)):
-        return result
-    if isinstance(result, GaussianCloud):
-        return moved_cloud(result, matrix)
-    if isinstance(result, TexturedMesh):
-        vertices = moved_points(result.vertices.double().numpy(), matrix)
-        return replace(result, vertices=torch.from_numpy(vertices.astype(np.float32)))
-    return replace(result, vertices=moved_points(result.vertices, matrix), normals=None)
 
 
 def _points_of(result: Result, scene: Scene) -> np.ndarray:

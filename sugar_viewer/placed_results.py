@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results that were turned upright, and their capture in the same world."""
+"""Results that were moved, and their capture in the same world."""
 
 from __future__ import annotations
 
@@ -9,55 +9,38 @@ from pathlib import Path
 
 import numpy as np
 
+from gaussian_splatting.core.moved import moved_points
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.outputs.result_photographs import placed_camera
-from sugar_extractors.texture.placed_export import moved_points
-from sugar_trainers.naming import TRANSFORM
 from sugar_utils.errors import UserError
-from sugar_utils.files import read_json
 
 
-def common_placement(paths: Sequence[Path]) -> np.ndarray | None:
-    """Return the matrix from the capture to upright results; None where they are not. (4, 4)
+def common_placement(paths: Sequence[Path]) -> Placement:
+    """Return where results stand, in the axes in which they are read.
 
     Raises:
         UserError: The results stand in different places.
     """
-    matrices = [placement_of(path) for path in paths]
-    first = matrices[0]
-    for path, matrix in zip(paths, matrices, strict=True):
-        if first is None or matrix is None:
-            is_equal = matrix is first
-        else:
-            is_equal = np.array_equal(matrix, first)
-        if not is_equal:
+    first = _placement_in_own_axes(paths[0])
+    for path in paths[1:]:
+        if not np.array_equal(_placement_in_own_axes(path).matrix, first.matrix):
             raise UserError(
-                f"{paths[0]} and {path} stand in different places: files that were turned upright "
-                "are shown apart from others; name one folder"
+                f"{paths[0]} and {path} stand in different places: files that were moved are shown "
+                "apart from others; name one folder"
             )
     return first
 
 
-def placement_of(path: Path) -> np.ndarray | None:
-    """Return the matrix that turned a file or folder upright; None for others. (4, 4)"""
-    folder = path if path.is_dir() else path.parent
-    notes = [folder / TRANSFORM]
-    stem = path.stem.removesuffix("_gaussians")
-    if stem.endswith("_placed"):
-        notes.append(folder / f"{stem}.json")
-    for note in notes:
-        content = read_json(note) if note.is_file() else None
-        if isinstance(content, dict) and content.get("up") == "+y":
-            try:
-                return np.array(content.get("matrix"), dtype=np.float64).reshape(4, 4)
-            except (TypeError, ValueError) as error:
-                raise UserError(f"{note}: has no matrix of 4 x 4; write it again") from error
-    return None
+def _placement_in_own_axes(path: Path) -> Placement:
+    placement = Placement.of(path)
+    turn = placement.to_own_axes(path)
+    return placement if turn is None else placement.moved(turn)
 
 
 def moved_scene(scene: Scene, matrix: np.ndarray) -> Scene:
-    """Return a capture in the world of upright results: rotated, scaled and shifted. (4, 4)"""
+    """Return a capture in the world of moved results: rotated, scaled and shifted. (4, 4)"""
     scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
 
     def moved(cameras: Sequence[Camera]) -> list[Camera]:

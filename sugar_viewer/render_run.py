@@ -15,8 +15,7 @@ from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
 from gaussian_splatting.scenes.reference_layout import read_cameras_json
 from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.shared_flags import white_background
-from sugar_extractors.export.exported_frame import matrix_to_scene
-from sugar_extractors.results import scene_of
+from sugar_extractors.results import capture_of, scene_of
 from sugar_maps.map_placement import MapFlags
 from sugar_maps.placing import place_on_map
 from sugar_trainers.capture import SugarSize
@@ -33,7 +32,6 @@ from sugar_viewer.orthophoto import (
     DOWN,
     height_file,
     heights_of,
-    in_scene,
     ortho_view,
     ortho_world,
     write_ortho,
@@ -45,7 +43,7 @@ from sugar_viewer.shown_models import (
     far_depth,
     model_of,
     open_model,
-    read_result,
+    read_in_scene,
     shown,
 )
 
@@ -194,12 +192,13 @@ def render_results(options: RenderOptions, console: Console | None = None) -> Pa
     is_video = target.suffix.lower() == VIDEO_SUFFIX
     _check_target(target, is_video)
     check_writable(target.parent if is_video else target)
-    scene = scene_of(options.scene_path, options.checkpoint_path, options.size, console.info)
+    scene = _scene_of(options, console)
     cameras = path_cameras(scene, options)
-    models = [
-        open_model(path, options.white_background, options.compute.device, console.info)
-        for path in options.results
-    ]
+    models = []
+    for path in options.results:
+        white = options.white_background
+        device = options.compute.device
+        models.append(open_model(path, white, device, console.info, scene.offset))
     without_mesh = [model.name for model in models if model.mesh is None]
     if "clay" in options.show and without_mesh:
         raise UserError(
@@ -226,13 +225,12 @@ def _render_ortho(options: RenderOptions, direction: str, console: Console) -> P
     if options.compute.device_reason:
         console.info(options.compute.device_reason)
     check_writable(target.parent)
-    scene = scene_of(options.scene_path, options.checkpoint_path, options.size, console.info)
+    scene = _scene_of(options, console)
     place = None
     if options.map_flags.wanted:
         place = place_on_map(scene, options.map_flags, console.info)
     result_path = options.results[0]
-    to_scene = matrix_to_scene(result_path, console.info)
-    result = in_scene(read_result(result_path, console.info), to_scene)
+    result = read_in_scene(result_path, scene.offset, console.info)
     world = ortho_world(scene, place)
     view = ortho_view(world, direction, options.ortho_pixel, result, scene)
     result = view.shown(result)
@@ -240,6 +238,12 @@ def _render_ortho(options: RenderOptions, direction: str, console: Console) -> P
     heights_in = heights_of(view, result, model, options.compute.device)
     write_ortho(target, model, heights_in, view, console)
     return target
+
+
+def _scene_of(options: RenderOptions, console: Console) -> Scene:
+    """Return the capture in the world that the records of the results name."""
+    capture = capture_of(options.results, options.scene_path, options.checkpoint_path)
+    return scene_of(capture, options.size, console.info)
 
 
 def _check_target(target: Path, is_video: bool) -> None:

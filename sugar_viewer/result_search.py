@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gaussian_splatting.formats.placement import MESH, SPLATS, TRANSFORM
 from gaussian_splatting.formats.ply import holds_gaussians
 from gaussian_splatting.scenes.reference_layout import CHECKPOINT_FOLDER
-from sugar_trainers.naming import MESH, SPLATS, TRANSFORM
 from sugar_utils.errors import Notify, UserError
 
 FILES = (".ply", ".pt", ".spz", ".splat", ".obj", ".glb")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,14 +13,20 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.core.moved import moved_cloud, moved_points
 from gaussian_splatting.data import cameras as poses
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting import view_pictures
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
+from gaussian_splatting.formats.placement import Placement, note_unknown
 from gaussian_splatting.rasterization import plain_background, render_view
 from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.export.mesh_reduction import shape_of
-from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
+from sugar_extractors.export.reading import (
+    has_gaussians,
+    open_gaussians,
+    open_textured_mesh,
+)
 from sugar_extractors.outputs.mesh_pictures import shaded_views
 from sugar_scene.mesh_bound import face_normals
 from sugar_scene.mesh_files import textured_mesh_io as meshes
@@ -46,21 +52,57 @@ class ShownModel:
     mesh: TriangleMesh | None = None  # its triangles, to be shown as clay; None of Gaussians
 
 
-def open_model(path: Path, white: bool, device: torch.device, notify: Notify) -> ShownModel:
-    """Read a result to look at.
+def open_model(
+    path: Path,
+    white: bool,
+    device: torch.device,
+    notify: Notify,
+    world_offset: np.ndarray | None = None,
+) -> ShownModel:
+    """Read a result to look at from the cameras of its capture.
 
     Args:
+        path: The result; see :func:`read_in_scene` for it and the other arguments.
         white: Whether the background is white, else black.
+        device: Where it is rendered.
+    """
+    result = read_in_scene(path, world_offset, notify)
+    return model_of(path.name, result, white, device)
+
+
+def read_in_scene(path: Path, world_offset: np.ndarray | None, notify: Notify) -> Result:
+    """Read a result into the scene, from where its record says that it stands.
+
+    Args:
+        path: The result.
+        world_offset: Of the scene: what is subtracted from coordinates of the original, (3,);
+            None: the same as when the result was made.
         notify: Called with lines about what was changed or left out.
 
     Raises:
         UserError: The file cannot be shown.
     """
-    return model_of(path.name, read_result(path, notify), white, device)
+    result, placement = open_result(path, notify)
+    note_unknown(path, placement, notify)
+    return moved_result(result, placement.to_scene(world_offset))
 
 
-def read_result(path: Path, notify: Notify) -> Result:
-    """Read Gaussians as ``read_any_gaussians`` does, a mesh ``.ply``, or a textured ``.obj``.
+def moved_result(result: Result, matrix: np.ndarray) -> Result:
+    """Return a result after a similarity, (4, 4); one that stays keeps all its bits."""
+    if np.array_equal(matrix, np.eye(4)):
+        return result
+    if isinstance(result, GaussianCloud):
+        return moved_cloud(result, matrix)
+    if isinstance(result, TexturedMesh):
+        vertices = moved_points(result.vertices.double().numpy(), matrix)
+        return replace(result, vertices=torch.from_numpy(vertices).float())
+    return replace(result, vertices=moved_points(result.vertices, matrix), normals=None)
+
+
+def open_result(path: Path, notify: Notify) -> tuple[Result, Placement]:
+    """Read Gaussians, a mesh ``.ply``, or a textured ``.obj``, with where they stand.
+
+    Coordinates are those of ``open_gaussians``.
 
     Raises:
         UserError: The file is missing, or of another kind.
@@ -69,14 +111,15 @@ def read_result(path: Path, notify: Notify) -> Result:
         raise UserError(f"{path}: no such file or folder; check the path of the result")
     suffix = path.suffix.lower()
     if suffix == ".obj":
-        return meshes.read_textured_mesh(path)
+        return open_textured_mesh(path, notify)
     if has_gaussians(path):
-        return read_any_gaussians(path, notify)
+        return open_gaussians(path, notify)
     if suffix == ".ply":
-        mesh = read_any_mesh(path)
+        placement = Placement.of(path)
+        mesh = read_any_mesh(path, notify, placement.offset)
         if not mesh.n_faces:
             raise UserError(f"{path}: has no triangles to show; make the mesh again")
-        return mesh
+        return mesh, placement
     raise UserError(
         f"{path}: cannot be shown; pass Gaussians (.ply, .spz, .splat, .pt, a folder), a mesh "
         ".ply, or a textured .obj"
@@ -84,7 +127,14 @@ def read_result(path: Path, notify: Notify) -> Result:
 
 
 def model_of(name: str, result: Result, white: bool, device: torch.device) -> ShownModel:
-    """Return a result as a model; arguments are those of :func:`open_model`."""
+    """Return a result as a model.
+
+    Args:
+        name: Of the model.
+        result: In the world of the cameras.
+        white: Whether the background is white, else black.
+        device: Where it is rendered.
+    """
     if isinstance(result, GaussianCloud):
         return _of_gaussians(name, result.to(device).activate(), white)
     if isinstance(result, TexturedMesh):

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import GLB_AXES
+from gaussian_splatting.core.moved import GLB_AXES, moved_points
+from gaussian_splatting.formats.placement import Placement
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
-from sugar_extractors.texture.placed_export import moved_points
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import Notify, UserError
 from sugar_viewer.result_search import FoundResult
-from sugar_viewer.shown_models import Result, model_of, read_result
+from sugar_viewer.shown_models import Result, model_of, open_result
 from sugar_viewer.tool_panels import inside
 from sugar_viewer.view_page import GlbFile, Layer
 
@@ -36,10 +36,13 @@ def read_layer(
     title = found_result.title
     path = found_result.path
     if path.suffix.lower() != ".glb" or holds_gltf_gaussians(path):
-        return layer_of(title, read_result(path, notify), white, device)
+        result, _ = open_result(path, notify)
+        return layer_of(title, result, white, device)
     content = path.read_bytes()
     if not content.startswith(b"glTF"):
         raise UserError(f"{path}: is no GLB file; write it again, or pass the .obj")
+    if Placement.of(path).offset.any():
+        raise UserError(f"{path}: has coordinates of a map; pass the file that it was made of")
     turn = np.eye(4) if upright else GLB_AXES
     points = moved_points(glb_points(content), turn)
 

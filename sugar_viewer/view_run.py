@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from gaussian_splatting.engine.observer import DEFAULT_PORT, LOCALHOST, port_number
+from gaussian_splatting.formats.placement import UP, Placement
 from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
 from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.shared_flags import white_background
+from sugar_extractors.placing import PlacementOptions, scale_of
 from sugar_extractors.results import capture_of, scene_of
-from sugar_extractors.texture.placed_export import PlacementOptions, scale_of
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.console import Console
@@ -110,16 +111,19 @@ def view(
         console.info(options.compute.device_reason)
     results = find_results(options.results, console.info)
     paths = [result.path for result in results]
-    matrix = common_placement(paths)
-    upright = matrix is not None
-    scene = _capture(paths, matrix, options, console)
+    placement = common_placement(paths)
+    upright = placement.up == UP
+    scene = _capture(paths, options, console)
     layers = []
     for result in results:
         console.info(f"{result.title}: {result.path}")
         device = options.compute.device
         layer = read_layer(result, options.white_background, device, upright, console.info)
         layers.append(layer)
-    context = scene_context(layers, scene, options)
+    metres = metres_per_unit(placement, scene, options)
+    if scene is not None and placement.is_recorded:
+        scene = moved_scene(scene, np.linalg.inv(placement.to_scene(scene.offset)))
+    context = scene_context(layers, scene, metres, options)
     address = pages.address(options.host, options.port)
     with pages.closing(pages.open_server(options.host, options.port, "SuGaR")) as server:
         start = first_view(layers, scene, _UPRIGHT_AXES if upright else AXES_WITHOUT_CAMERAS)
@@ -132,41 +136,49 @@ def view(
             page.work()
 
 
-def _capture(
-    paths: Sequence[Path], matrix: np.ndarray | None, options: ViewOptions, console: Console
-) -> Scene | None:
-    """Return the capture in the world of the results; None if it is unknown.
-
-    Args:
-        matrix: From the capture to where the results stand, (4, 4); None where they were not moved.
-    """
+def _capture(paths: Sequence[Path], options: ViewOptions, console: Console) -> Scene | None:
+    """Return the capture of the results; None if it is unknown."""
     capture = capture_of(paths, options.scene_path, options.checkpoint_path)
     if capture.scene is None:
         console.info("no capture is known, so there are no cameras; name its folder with -s")
         return None
     if options.scene_path is None:
         console.info(f"the capture, by the records of the runs: {capture.scene}")
-    scene = scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
-    return scene if matrix is None else moved_scene(scene, matrix)
+    return scene_of(capture, SugarSize(), console.info)
+
+
+def metres_per_unit(
+    placement: Placement, scene: Scene | None, options: ViewOptions
+) -> float | None:
+    """Return how many metres a unit of the results is; None where that is unknown.
+
+    What the user gives is about the capture, of which the results may have another size.
+    """
+    if not options.placement.is_scaled:
+        return 1.0 if placement.is_metric else None
+    cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
+    if not cameras and options.placement.needs_cameras:
+        raise UserError("photographs of --known_distance need a capture; name its folder with -s")
+    world_offset = None if scene is None else scene.offset
+    return scale_of(cameras, options.placement, world_offset) / placement.scale
 
 
 def scene_context(
-    layers: Sequence[Layer], scene: Scene | None, options: ViewOptions
+    layers: Sequence[Layer],
+    scene: Scene | None,
+    metres_per_unit: float | None,
+    options: ViewOptions,
 ) -> SceneContext:
     """Return the size, the scale and the first box of what the page shows."""
-    cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
     low, high = box_around(layers[-1].points)
-    if not cameras and options.placement.needs_cameras:
-        raise UserError("photographs of --known_distance need a capture; name its folder with -s")
     extent = float(np.linalg.norm(high - low))
     if scene is not None and scene.extent > 0:
         extent = scene.extent
-    scale = scale_of(cameras, options.placement) if options.placement.is_scaled else None
     return SceneContext(
         scene=scene,
         extent=extent,
         box=(low, high),
-        metres_per_unit=scale,
+        metres_per_unit=metres_per_unit,
         white=options.white_background,
         path_file=options.path_file,
         picture_size=options.picture_size,

@@ -29,7 +29,7 @@ from gaussian_splatting.scenes.scene import Scene, VanillaSize, load_scene
 from sugar_extractors.export.reading import read_as_written
 from sugar_extractors.export.reposing import reposed
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
-from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.placing import PlacementOptions
 from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh_files.textured_mesh_io import (

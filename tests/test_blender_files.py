@@ -35,7 +35,7 @@ from gaussian_splatting.shared_flags import Preset
 from sugar_extractors.export.export_options import ExportOptions, export_parser
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.outputs.result_photographs import write_photographs
-from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
 from sugar_pipeline.pipeline.pipeline_run import _print_result

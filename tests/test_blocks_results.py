@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from gaussian_splatting.formats import ply
+from gaussian_splatting.formats.gltf_container import split_glb
 from sugar_pipeline.blocks import tiles
 from sugar_pipeline.blocks.block_refinement import joined_in_order, write_if_new
 from sugar_pipeline.blocks.joined_refinement import with_shared_means
 from sugar_pipeline.blocks.paged_obj import paged_obj
-from sugar_scene.mesh_files.gltf_container import split_glb
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from tests.support.mesh_scenes import sphere_cloud
@@ -115,7 +115,7 @@ def entries_of(root: dict) -> list[dict]:
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_a_tileset_has_levels_down_to_all_tiles_in_boxes_that_hold_them(tmp_path, n):
     parts = coloured(n)
-    files = tiles.write_tileset(tmp_path, parts, lambda mesh, n_faces: mesh, weld=1e-6)
+    files = tiles.write_tileset(tmp_path, parts, lambda mesh, n_faces: mesh, 1e-6, {})
     assert all(path.is_file() for path in files)
     tileset = json.loads((tmp_path / "tileset.json").read_text(encoding="utf-8"))
     assert tileset["asset"]["version"] == "1.1"

@@ -13,13 +13,13 @@ import trimesh
 import export
 from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.formats.fidelity import fidelity
+from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
-from sugar_extractors.export.exported_frame import frame_of
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.export.reading import read_as_written
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
-from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.placing import PlacementOptions
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from tests.support.tiny_scene import run_cli
 from tests.test_export_placement import PLACES, Inputs, exported, inputs
@@ -170,7 +170,7 @@ def test_the_record_beside_an_export_leads_back_to_the_scene(words, results, inp
         source = results / ("splats.ply" if to == "ply" else "mesh.obj")
         target = tmp_path / f"a.{to}"
         matrix = exported(inputs, source, to, target, words)
-        np.testing.assert_allclose(frame_of(target).matrix, matrix)
+        np.testing.assert_allclose(Placement.of(target).matrix, matrix)
         np.testing.assert_allclose(matrix[:3, :3] @ inputs.up, [0, 6 if words else 2, 0], atol=1e-5)
     # An export of the export still knows where up is.
     again = exported(inputs, tmp_path / "a.obj", "glb", tmp_path / "b.glb", ())

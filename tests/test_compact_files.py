@@ -28,7 +28,7 @@ from sugar_extractors.export.gltf_gaussians import (
     read_gltf_gaussians,
     write_gltf_gaussians,
 )
-from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
+from sugar_extractors.export.reading import has_gaussians, read_gaussians_in_scene
 from sugar_extractors.export.usd.gaussians import read_usd_gaussians, write_usd_gaussians
 from sugar_utils.errors import UserError
 
@@ -90,7 +90,7 @@ def test_what_is_read_is_what_was_written(
     order = WRITERS[name](tmp_path / name, cloud)
     assert order is None or sorted(order.tolist()) == list(range(len(cloud)))
     assert has_gaussians(tmp_path / name)
-    found = read_any_gaussians(tmp_path / name, lambda _: None)
+    found = read_gaussians_in_scene(tmp_path / name, lambda _: None)
     written = cloud if order is None else cloud.select(torch.from_numpy(order))
     # SPZ, GLB and USD have other axes than a capture, and are turned when they are read.
     y_up = name.endswith((".spz", ".glb", ".usd"))
@@ -154,14 +154,14 @@ SLOW_TO_READ = ("a.usd",)
 def test_a_damaged_file_is_one_line(name, tmp_path):
     path = tmp_path / name
     with pytest.raises(UserError):
-        read_any_gaussians(path, lambda _: None)
+        read_gaussians_in_scene(path, lambda _: None)
     WRITERS[name](path, random_cloud())
     whole = path.read_bytes()
     # A ``.splat`` that ends between two rows is whole.
     for length in (0, 7, 100, len(whole) // 2 + 1, len(whole) - 1):
         path.write_bytes(whole[:length])
         with pytest.raises(UserError, match=name) as caught:
-            read_any_gaussians(path, lambda _: None)
+            read_gaussians_in_scene(path, lambda _: None)
         assert "\n" not in str(caught.value)
 
 
@@ -178,7 +178,7 @@ def test_numbers_beyond_float32_are_refused(tmp_path, part, number):
         for name, content in files.items():
             archive.writestr(name, content)
     with pytest.raises(UserError, match="a.sog: holds numbers that make no sense"):
-        read_any_gaussians(path, pytest.fail)
+        read_gaussians_in_scene(path, pytest.fail)
 
 
 def test_spz_has_the_bytes_of_its_description(tmp_path):
@@ -431,13 +431,13 @@ def test_spz_of_degree_4_or_of_sizes_that_cannot_be(tmp_path):
     content = gzip.decompress(path.read_bytes())
     more = content[:12] + b"\4" + content[13:] + bytes([128]) * 27
     path.write_bytes(gzip.compress(more))
-    assert read_any_gaussians(path, lambda _: None).sh_rest.shape == (1, 15, 3)
+    assert read_gaussians_in_scene(path, lambda _: None).sh_rest.shape == (1, 15, 3)
     write_spz(path, one_gaussian(), version=4)
     large = bytearray(path.read_bytes())
     large[40:48] = struct.pack("<Q", 1 << 60)
     path.write_bytes(large)
     with pytest.raises(UserError, match="sizes that cannot be"):
-        read_any_gaussians(path, lambda _: None)
+        read_gaussians_in_scene(path, lambda _: None)
 
 
 def test_sog_has_the_images_of_its_description(tmp_path):
@@ -473,12 +473,12 @@ def test_sog_without_view_dependent_colour_and_with_a_palette(tmp_path):
     write_sog(tmp_path / "a.sog", cloud)
     with zipfile.ZipFile(tmp_path / "a.sog") as archive:
         assert "shN" not in json.loads(archive.read("meta.json"))
-    assert not read_any_gaussians(tmp_path / "a.sog", lambda _: None).sh_rest.any()
+    assert not read_gaussians_in_scene(tmp_path / "a.sog", lambda _: None).sh_rest.any()
     # More Gaussians than colours: those that are alike share one.
     many = random_cloud(5000)
     many.sh_rest[:] = many.sh_rest[torch.arange(5000) % 50]
     write_sog(tmp_path / "b.sog", many)
-    found = read_any_gaussians(tmp_path / "b.sog", lambda _: None)
+    found = read_gaussians_in_scene(tmp_path / "b.sog", lambda _: None)
     assert (found.sh_rest - many.sh_rest).abs().mean() < 0.01
 
 
@@ -504,7 +504,7 @@ def test_what_a_sog_says_otherwise_is_one_line(change, message, tmp_path):
         for name, content in files.items():
             archive.writestr(name, content)
     with pytest.raises(UserError, match=message) as caught:
-        read_any_gaussians(path, lambda _: None)
+        read_gaussians_in_scene(path, lambda _: None)
     assert "\n" not in str(caught.value)
 
 
@@ -578,14 +578,14 @@ def test_usd_in_halves_is_read_and_one_without_gaussians_is_one_line(tmp_path):
     prim.GetAttribute("scales").Clear()
     prim.GetAttribute("scalesh").Set(Vt.Vec3hArray.FromNumpy(scales.astype(np.float16)))
     stage.GetRootLayer().Export(str(tmp_path / "b.usda"))
-    found = read_any_gaussians(tmp_path / "b.usda", lambda _: None)
+    found = read_gaussians_in_scene(tmp_path / "b.usda", lambda _: None)
     np.testing.assert_allclose(found.log_scales.exp().numpy(), scales, rtol=1e-3)
     stage.RemovePrim("/Gaussians")
     stage.GetRootLayer().Export(str(tmp_path / "c.usd"))
     (tmp_path / "d.usd").write_text("no")
     for name in ("c.usd", "d.usd"):
         with pytest.raises(UserError, match=f"{name}: damaged, or no field") as caught:
-            read_any_gaussians(tmp_path / name, lambda _: None)
+            read_gaussians_in_scene(tmp_path / name, lambda _: None)
         assert "\n" not in str(caught.value)
 
 

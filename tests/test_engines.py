@@ -12,11 +12,11 @@ import torch
 import trimesh
 
 import export
+from gaussian_splatting.formats.gltf_container import split_glb
+from gaussian_splatting.formats.placement import Placement
 from sugar_extractors.export import formats, original_frame
 from sugar_extractors.export.engines.levels import coarser_levels
-from sugar_extractors.export.exported_frame import frame_of
 from sugar_pipeline.quality.exported_mesh import read_exported
-from sugar_scene.mesh_files.gltf_container import split_glb
 from sugar_scene.mesh_files.textured_mesh_io import (
     TexturedMesh,
     render_textured,
@@ -207,7 +207,7 @@ def test_all_levels_stand_in_the_same_place(inputs, ball_obj, tmp_path):
     np.testing.assert_allclose(boxes[0], boxes[1], atol=0.05)
     np.testing.assert_allclose(np.ptp(boxes[0], axis=0).max(), 4, atol=0.3)
     # Each says by itself where it stands.
-    matrices = [frame_of(tmp_path / f"a{part}.glb").matrix for part in ("", "_LOD0", "_LOD1")]
+    matrices = [Placement.of(tmp_path / f"a{part}.glb").matrix for part in ("", "_LOD0", "_LOD1")]
     np.testing.assert_array_equal(matrices[0], matrices[1])
     np.testing.assert_array_equal(matrices[0], matrices[2])
 

@@ -21,9 +21,9 @@ from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.export.mesh_reduction import simplified
 from sugar_extractors.export.printable_meshes import BASE_THICKNESS
 from sugar_extractors.export.reading import (
-    read_any_gaussians,
     read_as_written,
     read_bound_gaussians,
+    read_gaussians_in_scene,
 )
 from sugar_extractors.export.reposing import reposed
 from sugar_scene.bound_model import bound_cloud_from_state
@@ -93,7 +93,7 @@ def test_gaussians_of_any_stage_are_written_and_their_errors_told(to, inputs, tm
         assert run_cli(export.main, *words) == 0
         told = capsys.readouterr().out
         assert f"{n} Gaussians; largest errors: position" in told
-        assert len(read_any_gaussians(target, lambda _: None)) == n
+        assert len(read_gaussians_in_scene(target, lambda _: None)) == n
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"refined.{to}", f"vanilla.{to}"]
 
 
@@ -328,13 +328,13 @@ def test_a_mesh_of_other_triangles_is_refused(inputs, tmp_path, capsys):
 def test_gltf_stands_upright_and_is_shown_where_the_capture_has_it(inputs, tmp_path):
     target = tmp_path / "a.glb"
     assert run_cli(export.main, inputs["refined"], "--to", "gltf", "-o", target) == 0
-    start = read_any_gaussians(inputs["refined"], lambda _: None)
+    start = read_gaussians_in_scene(inputs["refined"], lambda _: None)
     found = read_gltf_gaussians(target)
     # What is down in a capture is up in glTF.
     torch.testing.assert_close(found.means, start.means * torch.tensor([1.0, -1.0, -1.0]))
     back = tmp_path / "back.ply"
     assert run_cli(export.main, target, "--to", "ply", "-o", back) == 0
-    torch.testing.assert_close(read_any_gaussians(back, print).means, start.means)
+    torch.testing.assert_close(read_gaussians_in_scene(back, print).means, start.means)
     view = look_at((0.4, -0.3, 3.0), width=48, height=40, focal=50.0)
     images = [
         open_model(path, False, torch.device("cpu"), print).picture(view)

@@ -17,7 +17,7 @@ import export
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.formats.splat_file import ROW, write_splat
 from sugar_extractors.export import export_run
-from sugar_extractors.export.reading import read_any_gaussians
+from sugar_extractors.export.reading import read_gaussians_in_scene
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_utils.errors import UserError
 from tests.support.limits import largest_file
@@ -74,7 +74,7 @@ def test_a_name_without_the_suffix_of_the_format_gets_it(
     (named,) = (name for name in written if f"{tmp_path / name}\n" in told)
     assert (tmp_path / named).is_file()
     if source == inputs.ply:
-        assert len(read_any_gaussians(tmp_path / named, print)) == 200
+        assert len(read_gaussians_in_scene(tmp_path / named, print)) == 200
     # The same words mean the same file.
     assert run_cli(export.main, source, "--to", to, "-o", tmp_path / output, *words) == 2
     assert "is there already" in capsys.readouterr().err

@@ -19,7 +19,8 @@ import metrics
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
-from sugar_extractors.texture.placed_export import PlacementOptions, write_placed
+from sugar_extractors.placing import PlacementOptions
+from sugar_extractors.texture.placed_copy import write_placed
 from sugar_pipeline.quality.exported_mesh import Shape, read_exported
 from sugar_pipeline.quality.model_metrics import measure, metrics_options, metrics_parser
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured_mesh
@@ -106,9 +107,12 @@ def test_a_moved_export_measures_the_same(scene, written, plain_figures, tmp_pat
     row = figures_of(target, scene, tmp_path)
     assert row["frame"] == f"moved as upright.{kind}.json says"
     assert_same_quality(row, plain_figures)
-    # Without its record nothing says where it stands, and it is elsewhere.
+    # A file that was copied without its record has one inside.
     record = target.with_name(f"{target.name}.json").rename(tmp_path / "elsewhere.json")
-    wrong = figures_of(target, scene, tmp_path)
+    row = figures_of(target, scene, tmp_path)
+    assert row["frame"] == f"moved as upright.{kind} says"
+    assert_same_quality(row, plain_figures)
+    wrong = figures_of(target, scene, tmp_path, "--exported_transform", "none")
     assert wrong["psnr_covered"] < plain_figures["psnr_covered"] - 10
     row = figures_of(target, scene, tmp_path, "--exported_transform", record)
     assert_same_quality(row, plain_figures)

@@ -13,13 +13,14 @@ import trimesh
 from plyfile import PlyData
 
 import export
+from gaussian_splatting.core.moved import moved_points
+from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
-from sugar_extractors.export.exported_frame import frame_of
 from sugar_extractors.export.format_types import PointCloud, PointExport
 from sugar_extractors.export.las_files import write_las
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
-from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.placing import PlacementOptions
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, written_normals
 from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import icosahedron
@@ -30,6 +31,12 @@ from tests.test_export_placement import Inputs, inputs
 __all__ = ["inputs"]
 TOLERANCE = 0.01
 """Metres; pixels are written with three decimals."""
+
+
+def in_scene(path: Path, points: np.ndarray) -> np.ndarray:
+    """Points of an exported file, (N, 3), in the scene that its record tells of."""
+    placement = Placement.of(path)
+    return moved_points(points - placement.offset, placement.to_scene())
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +114,7 @@ def test_a_glb_has_y_up_and_the_offset_in_its_extras(inputs, gcp, tmp_path):
     expected = map_positions(corners.vertices)
     for vertex in expected:
         assert np.linalg.norm(found - vertex, axis=1).min() < TOLERANCE
-    back = frame_of(tmp_path / "a.glb").to_scene(np.asarray(mesh.vertices), np.zeros(3))
+    back = in_scene(tmp_path / "a.glb", np.asarray(mesh.vertices))
     assert np.linalg.norm(back - corners.vertices.numpy()[0], axis=1).min() < 1e-3
 
 
@@ -149,7 +156,7 @@ def test_an_obj_has_a_file_with_its_offset_or_full_coordinates(inputs, gcp, tmp_
     np.testing.assert_allclose(obj_vertices(target), expected, atol=TOLERANCE)
     # The file of the earlier export would be added once more.
     assert not (tmp_path / "a_offset.txt").exists()
-    back = frame_of(target).to_scene(obj_vertices(target), np.zeros(3))
+    back = in_scene(target, obj_vertices(target))
     np.testing.assert_allclose(back, read_textured_mesh(inputs.obj).vertices, atol=1e-3)
 
 
@@ -224,12 +231,13 @@ def test_files_of_the_folder_of_results_are_brought_back_first(inputs, gcp, tmp_
     assert "no transform.json beside mesh.obj" in capsys.readouterr().out
 
 
-def test_an_export_in_other_axes_is_no_source_for_a_map(inputs, gcp, tmp_path, capsys):
+def test_an_export_in_other_axes_is_brought_back_for_a_map(inputs, gcp, tmp_path):
     words = ("--scale_factor", 2, "-o", tmp_path / "a.spz")
     assert run_cli(export.main, inputs.ply, "--to", "spz", *words) == 0
-    words = ("-s", inputs.scene.root, "--gcp", gcp, "-o", tmp_path / "b.ply")
-    assert run_cli(export.main, tmp_path / "a.spz", "--to", "ply", *words) == 2
-    assert "pass what it was made of" in capsys.readouterr().err
+    exported(inputs, tmp_path / "a.spz", "ply", tmp_path / "b.ply", gcp, "--original_frame")
+    table = PlyData.read(str(tmp_path / "b.ply"))["vertex"].data
+    found = np.stack([table[axis] for axis in "xyz"], axis=1)
+    np.testing.assert_allclose(found, map_positions(inputs.cloud.means), atol=TOLERANCE)
 
 
 def refused(inputs: Inputs, capsys, *words) -> str:

@@ -15,7 +15,7 @@ from gaussian_splatting.data.cameras import upright_axes
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
-from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.placing import PlacementOptions
 from sugar_scene.mesh_files.textured_mesh_io import write_textured_mesh
 from sugar_viewer import geotiff, orthophoto
 from tests.support.survey import EPSG, ORIGIN, SCALE, TO_MAP, list_lines, places, write_list

@@ -16,15 +16,11 @@ from scipy.spatial.transform import Rotation
 
 from gaussian_splatting.core.cloud import rotation_matrices
 from gaussian_splatting.data.cameras import Camera, up_direction, upright_rotation
+from gaussian_splatting.formats.placement import placed_gaussians, placed_path
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.scenes.scene import Scene
-from sugar_extractors.texture.placed_export import (
-    PlacementOptions,
-    placed_gaussians,
-    placed_path,
-    placement,
-    write_placed,
-)
+from sugar_extractors.placing import PlacementOptions, placing_matrix
+from sugar_extractors.texture.placed_copy import write_placed
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured_mesh
 from sugar_utils.errors import UserError
 from tests.support.photographed_room import camera_poses
@@ -110,7 +106,7 @@ def test_a_known_distance_gives_metres(world):
     vertices = ground() @ world.T
     for a, b in (("IMG 2.jpg", "IMG 7"), ("1,0,0", "(1, 0, 2.5)")):
         options = PlacementOptions(known_distance=(a, b, "1.25"))
-        matrix = placement(cameras, ground(), vertices, options)
+        matrix = placing_matrix(cameras, ground(), vertices, options)
         apart = 2.5
         if a == "IMG 2.jpg":
             apart = np.linalg.norm(cameras[2].center - cameras[7].center)
@@ -120,7 +116,7 @@ def test_a_known_distance_gives_metres(world):
 def test_upright_meshes_stand_on_zero(world):
     vertices = ground() @ world.T + 3
     options = PlacementOptions(orient="up", scale_factor=2.0)
-    matrix = placement(cameras_in(world), ground() @ world.T + 3, vertices, options)
+    matrix = placing_matrix(cameras_in(world), ground() @ world.T + 3, vertices, options)
     moved = vertices @ matrix[:3, :3].T + matrix[:3, 3]
     assert moved[:, 1].min() == pytest.approx(0, abs=1e-9)
     assert np.ptp(moved[:, 1]) == pytest.approx(2 * 1.1, abs=0.1)
@@ -142,7 +138,7 @@ def test_upright_meshes_stand_on_zero(world):
 )
 def test_what_gives_no_scale_is_one_line(options, message):
     with pytest.raises(UserError, match=message):
-        placement(cameras_in(np.eye(3)), ground(), ground(), PlacementOptions(**options))
+        placing_matrix(cameras_in(np.eye(3)), ground(), ground(), PlacementOptions(**options))
 
 
 def test_the_copy_opens_upright_in_another_program(tmp_path, world):

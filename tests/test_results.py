@@ -16,8 +16,8 @@ from gaussian_splatting.engine.run_identity import Identity
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.placing import PlacementOptions
 from sugar_extractors.results import is_finished, publish
-from sugar_extractors.texture.placed_export import PlacementOptions
 from sugar_utils import files as file_writing
 from sugar_utils.errors import UserError
 from sugar_utils.files import exclusive

@@ -24,7 +24,7 @@ from sugar_extractors.export.engines.scan_program import scan_program
 from sugar_extractors.export.engines.web_page import read_page_gaussians
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.outputs.result_page import write_index
-from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.placing import PlacementOptions
 from sugar_utils.html import MESH_ELEMENT, element_bytes
 from tests.support.repository import ROOT
 from tests.support.tiny_scene import run_cli

@@ -17,7 +17,7 @@ from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.formats.spz import AXES, read_spz, write_spz
 from sugar_extractors.export.export_run import ExportOptions, export
 from sugar_extractors.export.reading import read_any_gaussians
-from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.placing import PlacementOptions
 from sugar_utils.errors import UserError
 from tests.support.gaussian_files import record, with_records
 from tests.support.heard_console import Heard

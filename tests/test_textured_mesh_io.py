@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from sugar_scene.mesh_files import gltf_container, materials, textured_mesh_io
+from gaussian_splatting.formats import gltf_container
+from sugar_scene.mesh_files import materials, textured_mesh_io
 from sugar_scene.mesh_files.tangent_space import vertex_normals
 from sugar_scene.mesh_files.textured_mesh_io import (
     MeshStyle,

@@ -20,12 +20,13 @@ import torch
 import view
 from gaussian_splatting.data.cameras import Camera, front_direction, upright_axes
 from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.scenes.reference_layout import read_cameras_json, write_camera_list
 from gaussian_splatting.scenes.scene import Scene, load_scene
+from sugar_extractors.placing import PlacementOptions, placing_matrix
 from sugar_extractors.results import Capture, capture_of
-from sugar_extractors.texture.placed_export import PlacementOptions, placement
 from sugar_pipeline.pipeline.pipeline_flags import train_parser
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh_files.textured_mesh_io import (
@@ -49,7 +50,7 @@ from sugar_viewer.result_search import (
     VANILLA,
     find_results,
 )
-from sugar_viewer.shown_models import model_of, read_result
+from sugar_viewer.shown_models import model_of, open_result
 from sugar_viewer.tool_panels import (
     box_around,
     box_edges,
@@ -63,6 +64,7 @@ from sugar_viewer.view_layers import cut_result, glb_points, layer_of
 from sugar_viewer.view_page import ViewPage, splat_values, textured_glb
 from sugar_viewer.view_run import (
     ViewOptions,
+    metres_per_unit,
     scene_context,
 )
 from tests.support.command_words import parse
@@ -267,10 +269,10 @@ def page(scene, output, tmp_path):
     options = options_of(output.root, "--scale_factor", 2, "--path_file", tmp_path / "p.json")
     views = load_scene(scene.root, size_rule=SugarSize(), notify=lambda _: None)
     layers = [
-        layer_of(one.title, read_result(one.path, lambda _: None), False, CPU)
+        layer_of(one.title, open_result(one.path, lambda _: None)[0], False, CPU)
         for one in find_results([output.root], lambda _: None)
     ]
-    around = scene_context(layers, views, options)
+    around = scene_context(layers, views, 2.0, options)
     with closing(open_server("127.0.0.1", free_port(), "test")) as server:
         yield ViewPage(server, layers, around, pytest.fail)
 
@@ -403,7 +405,7 @@ def test_viewer_report_and_upright_files_have_the_same_front():
     np.testing.assert_allclose(axes[1], [0, -1, 0], atol=1e-6)
     mesh = icosahedron()
     mesh = replace(mesh, vertices=mesh.vertices + [0, 0, 5.0])
-    matrix = placement(
+    matrix = placing_matrix(
         capture.calibrated_cameras, capture.points, mesh.vertices, PlacementOptions(orient="up")
     )
     np.testing.assert_allclose(matrix[:3, :3], axes, atol=1e-9)
@@ -462,8 +464,10 @@ def results(tmp_path):
 def test_a_folder_of_results_is_shown_upright(results, capsys):
     found = find_results([results.folder], print)
     assert [one.path.name for one in found] == ["splats.ply", "mesh.obj"]
-    np.testing.assert_array_equal(common_placement([one.path for one in found]), results.matrix)
-    mesh = read_result(results.folder / "mesh.obj", print)
+    np.testing.assert_array_equal(
+        common_placement([one.path for one in found]).matrix, results.matrix
+    )
+    mesh = open_result(results.folder / "mesh.obj", print)[0]
     layer = layer_of("mesh", mesh, False, CPU)
     camera, up, _ = first_view([layer], None, np.eye(3))
     np.testing.assert_allclose(up, [0, 1, 0])
@@ -526,4 +530,4 @@ def test_a_missing_package_and_a_taken_port_are_one_line(output, monkeypatch, ca
 def test_a_scale_by_photographs_needs_a_capture(output):
     options = options_of(output.obj, "--known_distance", "a.png", "b.png", 1)
     with pytest.raises(UserError, match="need a capture"):
-        scene_context([layer_of("ball", icosahedron(), False, CPU)], None, options)
+        metres_per_unit(Placement.of(output.obj), None, options)

@@ -28,7 +28,7 @@ from gaussian_splatting.scenes.reference_layout import (
 )
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
-from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.command_line import PROGRAMS
 from sugar_utils.errors import Notify
 from sugar_utils.files import read_json

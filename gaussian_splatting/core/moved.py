@@ -18,6 +18,11 @@ Z_UP_AXES = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]]
 _REFLECTED_BANDS = np.repeat([-1.0, 1.0, -1.0], (3, 5, 7))  # of degree 1 to 3, at the origin
 
 
+def moved_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Return points after an affine map. (N, 3) and (4, 4) -> (N, 3) float64"""
+    return points @ matrix[:3, :3].T + matrix[:3, 3]
+
+
 def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
     """Return a cloud after a similarity, (4, 4), which may mirror it.
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
+from sugar_utils.errors import Notify
 from sugar_utils.files import read_json, write_json_atomic
 from sugar_utils.schemas import Coordinate, conform
 
@@ -81,6 +82,31 @@ def offset_for(points: np.ndarray, offset: np.ndarray) -> np.ndarray:
     middle = np.median(finite, axis=0)
     is_original = np.linalg.norm(middle - offset) < np.linalg.norm(middle)
     return offset if is_original else np.zeros(3)
+
+
+def near_offset(
+    points: np.ndarray, offset: np.ndarray | None, path: Path, notify: Notify
+) -> np.ndarray:
+    """Return what a reader subtracts from the coordinates of a file, before it rounds them. (3,)
+
+    Args:
+        points: Coordinates of the file, (P, 3) float64; may be none.
+        offset: That they may have, by a record or by the capture, (3,); None: unknown.
+        path: The file.
+        notify: Called with a line where the points are far from the origin all the same: their
+            middle is left out then, because float32 has too few digits for it.
+    """
+    known = np.zeros(3) if offset is None else offset_for(points, offset)
+    finite = points[np.isfinite(points).all(axis=1)] - known
+    if not len(finite) or np.linalg.norm(finite.mean(axis=0)) <= FAR_AWAY:
+        return known
+    rest = world_offset(finite)
+    numbers = ", ".join(f"{value:.10g}" for value in rest)
+    notify(
+        f"note: {path} lies far from the origin and nothing says where that is: ({numbers}) is "
+        "left out, float32 has too few digits for it"
+    )
+    return known + rest
 
 
 def describe_offset(offset: np.ndarray) -> str:

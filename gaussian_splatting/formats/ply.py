@@ -29,7 +29,7 @@ from gaussian_splatting.core.cloud import (
     finite_logits,
 )
 from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
-from gaussian_splatting.data.world_offset import offset_for
+from gaussian_splatting.data.world_offset import near_offset
 from gaussian_splatting.formats.compressed_ply import is_compressed, uncompressed
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import atomic_path, require_regular_file
@@ -167,7 +167,9 @@ def read_gaussian_ply(
         with ply_errors(path, "export it again, as an uncompressed 3DGS PLY"):
             vertices = uncompressed(data)
     layout = _gaussian_layout(path, vertices)
-    table = _columns(vertices, layout.names, offset)
+    table = _columns(vertices, layout.names)
+    axes = layout.names[:3]
+    table[:, :3] = _positions(vertices, axes, offset, path, notify)
     if layout.has_plain_colors:
         largest = 255.0 if vertices.dtype["red"].kind in "ui" else 1.0
         table[:, 3:6] = rgb_to_sh(table[:, 3:6] / largest)
@@ -357,29 +359,33 @@ def color_properties(vertices: np.ndarray) -> list[str] | None:
     return None
 
 
-def _columns(
-    vertices: np.ndarray, names: Sequence[str], offset: np.ndarray | None = None
-) -> np.ndarray:
-    """Return named properties side by side. (N, len(names)) float32
-
-    Args:
-        names: Where there is an offset, the coordinates come first.
-        offset: See :func:`read_gaussian_ply`.
-    """
+def _columns(vertices: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Return named properties side by side. (N, len(names)) float32"""
     table = np.empty((len(vertices), len(names)), dtype=np.float32)
-    shifts = dict.fromkeys(names, np.float64(0))
-    if offset is not None and offset.any():
-        axes = names[:3]
-        positions = np.stack([vertices[axis] for axis in axes], axis=1).astype(np.float64)
-        shifts.update(zip(axes, offset_for(positions, offset), strict=True))
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(vertices), _CHUNK_ROWS):
             rows = np.array(vertices[start : start + _CHUNK_ROWS])
             for column, name in enumerate(names):
-                shift = shifts[name]
-                values = rows[name] - shift if shift else rows[name]
-                table[start : start + len(rows), column] = values
+                table[start : start + len(rows), column] = rows[name]
     return table
+
+
+def _positions(
+    vertices: np.ndarray,
+    axes: Sequence[str],
+    offset: np.ndarray | None,
+    path: Path,
+    notify: Notify,
+) -> np.ndarray:
+    """Return coordinates near the origin. (N, 3) float32
+
+    Args:
+        axes: Names of the coordinates.
+        offset: See :func:`read_gaussian_ply`.
+    """
+    points = np.stack([np.asarray(vertices[axis], np.float64) for axis in axes], axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (points - near_offset(points, offset, path, notify)).astype(np.float32)
 
 
 def _fuse_filter(
@@ -429,7 +435,7 @@ def read_point_ply(
     """
     vertices = _read_ply(path)["vertex"].data
     axes, color_names = _point_properties(path, vertices)
-    points = _columns(vertices, axes, offset)
+    points = _positions(vertices, axes, offset, path, notify)
     if color_names:
         colors = _point_colors(vertices, color_names)
     else:

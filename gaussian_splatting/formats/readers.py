@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
-from gaussian_splatting.data.world_offset import offset_for
+from gaussian_splatting.core.moved import moved_cloud
+from gaussian_splatting.data.world_offset import near_offset
+from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.formats.sog import read_sog
 from gaussian_splatting.formats.splat_file import read_splat
@@ -27,15 +28,16 @@ READERS: dict[str, Callable[[Path, Notify], GaussianCloud]] = {
 }
 """Readers of Gaussians in the axes of the file; they report what they change or leave out."""
 
-Y_UP = (".spz",)  # files whose y points up
 
-
-def read_gaussians(path: Path, notify: Notify, offset: np.ndarray | None = None) -> GaussianCloud:
-    """Read a file of Gaussians in a capture's axes, y down.
+def read_gaussians(
+    path: Path, notify: Notify, world_offset: np.ndarray | None = None
+) -> GaussianCloud:
+    """Read a file of Gaussians into the scene: from where its record says that it stands.
 
     Args:
-        offset: Of a capture far from the origin, in world units, (3,); it is subtracted from files
-            in the original coordinates.
+        path: The file; without a record it has the coordinates of the scene, or of the original.
+        notify: Called with lines about what is changed or left out.
+        world_offset: Of the scene: what is subtracted from the coordinates of the original. (3,)
     """
     suffix = path.suffix.lower()
     if suffix not in READERS:
@@ -43,14 +45,26 @@ def read_gaussians(path: Path, notify: Notify, offset: np.ndarray | None = None)
             f"{path}: not one of {', '.join(READERS)}; make one of it with "
             f"python export.py {path} --to ply"
         )
-    if suffix == ".ply":
+    placement = Placement.of(path)
+    offset = placement.offset if placement.is_recorded else world_offset
+    cloud = near_cloud(READERS[suffix], path, notify, offset)
+    to_scene = placement.to_scene(world_offset)
+    return cloud if np.array_equal(to_scene, np.eye(4)) else moved_cloud(cloud, to_scene)
+
+
+def near_cloud(
+    reader: Callable[[Path, Notify], GaussianCloud],
+    path: Path,
+    notify: Notify,
+    offset: np.ndarray | None,
+) -> GaussianCloud:
+    """Read Gaussians in the axes of the file, less an offset that its coordinates may have. (3,)"""
+    if reader is read_gaussian_ply:
         # Its coordinates may have more digits than float32.
         return read_gaussian_ply(path, notify, offset)
-    cloud = READERS[suffix](path, notify)
-    if suffix in Y_UP:
-        cloud = moved_cloud(cloud, GLB_AXES)
-    if offset is None or not offset.any():
-        return cloud
+    cloud = reader(path, notify)
     means = cloud.means.double().numpy()
-    moved = means - offset_for(means, offset)
-    return replace(cloud, means=torch.from_numpy(moved.astype(np.float32)))
+    subtracted = near_offset(means, offset, path, notify)
+    if not subtracted.any():
+        return cloud
+    return replace(cloud, means=torch.from_numpy((means - subtracted).astype(np.float32)))

@@ -31,6 +31,7 @@ from torch import Tensor
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.world_offset import moved_back, offset_of, read_offset
+from gaussian_splatting.formats.readers import read_gaussians
 from sugar_utils import schemas
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import decoded, read_json, write_json_atomic, write_text_atomic
@@ -92,12 +93,18 @@ class ReferenceCheckpoint:
         """Folder of the images it was trained on, inside the scene folder."""
         return self.settings.get("images", "images")
 
-    def read_cloud(self, notify: Notify = print) -> GaussianCloud:
-        """Read the Gaussians, in the axes of the capture."""
-        # Here and not above: rotating Gaussians is part of the engine, which imports this module.
-        from gaussian_splatting.formats.readers import read_gaussians
+    def read_cloud(
+        self, notify: Notify = print, world_offset: np.ndarray | None = None
+    ) -> GaussianCloud:
+        """Read the Gaussians into the scene.
 
-        return read_gaussians(self.ply_path, notify, self.subtracted)
+        Args:
+            notify: Called with lines about what is changed or left out.
+            world_offset: Of the scene, for a file of Gaussians without cameras of its own. (3,)
+        """
+        if self.cameras is not None:
+            world_offset = self.subtracted
+        return read_gaussians(self.ply_path, notify, world_offset)
 
 
 def point_cloud_path(root: Path, iteration: int) -> Path:

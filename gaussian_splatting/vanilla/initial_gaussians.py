@@ -13,11 +13,14 @@ from torch import Tensor
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.sky_sphere import SKY_SHARE, opaque_sky, with_sky
 from gaussian_splatting.core.cloud import MAX_SH_DEGREE, GaussianCloud
+from gaussian_splatting.core.moved import moved_points
 from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.data.scans.scan_files import MAX_SCAN_POINTS, Scan, is_scan
 from gaussian_splatting.data.scans.scan_frame import ScanFrame, scan_in_scene, without_offset
 from gaussian_splatting.formats import ply as ply_files
+from gaussian_splatting.formats.placement import Placement
+from gaussian_splatting.formats.readers import read_gaussians
 from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_utils.errors import Notify, UserError
@@ -79,7 +82,7 @@ def initial_gaussians(
     limit = config.densification.max_gaussians
     hull = region.hull
     if init_ply is not None and holds_gaussians(init_ply):
-        cloud = ply_files.read_gaussian_ply(init_ply, notify, scene.offset)
+        cloud = read_gaussians(init_ply, notify, scene.offset)
         cloud = cloud.select(_carved(cloud.means, hull, notify))
         return cloud.select(_thinned(len(cloud), limit, notify)).to(device)
     points = torch.from_numpy(scene.points)
@@ -89,7 +92,7 @@ def initial_gaussians(
         points = torch.from_numpy(scan.positions.astype(np.float32))
         colors = torch.from_numpy(scan.colors)
     elif init_ply is not None:
-        ply_points, ply_colors = ply_files.read_point_ply(init_ply, notify, scene.offset)
+        ply_points, ply_colors = _points_in_scene(init_ply, scene, notify)
         points = torch.from_numpy(ply_points)
         colors = torch.from_numpy(ply_colors)
     # Chosen before the sizes are: those fill the gaps between the points that stay.
@@ -110,6 +113,17 @@ def initial_gaussians(
         return initial_cloud(points.to(device), colors.to(device))
     points, colors = with_sky(points, colors, scene.train_cameras, scene.extent, robustness)
     return opaque_sky(initial_cloud(points.to(device), colors.to(device)), region.sky)
+
+
+def _points_in_scene(path: Path, scene: Scene, notify: Notify) -> tuple[np.ndarray, np.ndarray]:
+    """Read points from where their record says that they stand. (N, 3) float32, (N, 3) uint8"""
+    placement = Placement.of(path)
+    offset = placement.offset if placement.is_recorded else scene.offset
+    points, colors = ply_files.read_point_ply(path, notify, offset)
+    to_scene = placement.to_scene(scene.offset)
+    if not np.array_equal(to_scene, np.eye(4)):
+        points = moved_points(points.astype(np.float64), to_scene).astype(np.float32)
+    return points, colors
 
 
 def holds_gaussians(path: Path) -> bool:

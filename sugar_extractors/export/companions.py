@@ -6,12 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from sugar_extractors.export.exported_frame import PLACED, matrix_to_scene
-from sugar_extractors.texture.placed_export import placed_gaussians
-from sugar_trainers.naming import MESH, SPLATS
-from sugar_utils.errors import Notify, UserError
+from gaussian_splatting.formats.placement import MESH, PLACED, SPLATS, placed_gaussians
+from sugar_utils.errors import UserError
 
 _MESHES = "refined_mesh"  # folder of the meshes of a run
 _GAUSSIANS = "refined_ply"  # folder of its Gaussians, which have the names of the meshes
@@ -23,18 +19,6 @@ class Companions:
 
     mesh: Path
     gaussians: Path
-
-    def to_mesh(self, notify: Notify) -> np.ndarray:
-        """Return the matrix from the world of the Gaussians to that of the mesh. (4, 4)
-
-        Raises:
-            UserError: One of them was moved to unknown axes.
-        """
-        mesh_to_scene = matrix_to_scene(self.mesh, notify)
-        gaussians_to_scene = matrix_to_scene(self.gaussians, notify)
-        if np.array_equal(mesh_to_scene, gaussians_to_scene):
-            return np.eye(4)
-        return np.linalg.inv(mesh_to_scene) @ gaussians_to_scene
 
 
 def companions_of(result: Path, gaussians: Path | None) -> Companions:

@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from gaussian_splatting.formats.placement import Placement
 from sugar_extractors.export.engines.colliders import check_collision
 from sugar_extractors.export.engines.engine_options import EngineOptions
 from sugar_extractors.export.engines.levels import level_files
@@ -29,7 +30,7 @@ from sugar_extractors.export.formats import (
     format_help,
     readable_suffixes,
 )
-from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.placing import PlacementOptions
 from sugar_maps.map_placement import MapFlags
 from sugar_trainers.naming import OUTPUT_ROOT
 from sugar_utils.errors import UserError
@@ -160,8 +161,8 @@ class ExportOptions:
         if self.original_frame:
             self._check_original_frame()
         for_printers = mesh_format is not None and mesh_format.for_printers
-        is_in_metres = self.placement.is_scaled or self.map_flags.wanted or self.map_flags.scales
-        if for_printers and not is_in_metres:
+        is_scaled = self.placement.is_scaled or self.map_flags.wanted or self.map_flags.scales
+        if for_printers and not is_scaled and not Placement.of(self.result).is_metric:
             raise UserError(
                 f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
                 "how many metres a unit of the capture is"

@@ -3,20 +3,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from gaussian_splatting.core.cloud import NO_CUTOFF, GaussianCloud
-from gaussian_splatting.core.moved import moved_cloud
+from gaussian_splatting.core.moved import moved_cloud, moved_points
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.packing import require_gaussians
+from gaussian_splatting.formats.placement import (
+    KEY,
+    METRE,
+    Origin,
+    Placement,
+    earlier_record,
+    note_unknown,
+)
 from gaussian_splatting.formats.spz import SpzFit
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.export.companions import companions_of, mesh_of
@@ -28,9 +36,8 @@ from sugar_extractors.export.engines.levels import (
     level_files,
 )
 from sugar_extractors.export.export_options import ExportOptions
-from sugar_extractors.export.exported_frame import CAPTURE_AXES, UP, matrix_to_scene, stands_upright
 from sugar_extractors.export.format_types import (
-    Axes,
+    WORLD_OF_UP,
     CombinedExport,
     CombinedFormat,
     GaussianFormat,
@@ -45,7 +52,8 @@ from sugar_extractors.export.mesh_reduction import shape_of, simplified
 from sugar_extractors.export.point_clouds import read_points
 from sugar_extractors.export.reading import (
     has_gaussians,
-    read_any_gaussians,
+    open_gaussians,
+    open_textured_mesh,
     read_as_written,
     read_bound_gaussians,
 )
@@ -55,25 +63,155 @@ from sugar_extractors.export.reposing import (
     with_triangles,
     write_binding,
 )
+from sugar_extractors.placing import PlacementOptions, placing_matrix, scale_of
 from sugar_extractors.results import capture_of, scene_of
-from sugar_extractors.texture.placed_export import (
-    moved_points,
-    placement,
-)
 from sugar_maps import map_records
 from sugar_maps.map_placement import MapFlags, MapPlacement
 from sugar_maps.placing import metric_scale, place_on_map
 from sugar_scene.mesh_bound import BoundCloud
-from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, read_textured_mesh
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, check_writable, read_json, write_json_atomic
+from sugar_utils.files import atomic_path, check_writable, write_json_atomic
 from sugar_utils.memory import format_bytes
 
 Paths = Mapping[Path, Path]  # for each file the path to write to
 
-_MATRIX_MEANING = "exported = matrix x (x, y, z, 1) of the capture; rows of 4"
+
+@dataclass
+class _Export:
+    """One export: what is asked for, where the result stands, and where it is to stand.
+
+    A result starts from where its file stands, or from the scene where it is turned upright, put
+    on a map, or brought back to the original frame.
+    """
+
+    options: ExportOptions
+    source: Placement  # of the result as it is read
+    console: Console
+    place: MapPlacement | None = None  # on the map; None for other worlds
+    is_in_metres: bool = False  # whether the scale that is asked for is that to metres
+
+    @cached_property
+    def scene(self) -> Scene:
+        """The capture that the result was made from."""
+        options = self.options
+        capture = capture_of([self.main_file], options.scene_path, options.checkpoint_path)
+        if capture.scene is None:
+            raise UserError(
+                "--gcp, --gps, --targets, --original_frame, --orient up, and --known_distance "
+                "where it is not by points x,y,z, need -s/--scene_path"
+            )
+        return scene_of(capture, SugarSize(), self.console.info)
+
+    @property
+    def main_file(self) -> Path:
+        """The file that says where the result stands."""
+        return _main_file(self.options)
+
+    @property
+    def starts_in_scene(self) -> bool:
+        """Whether the result is brought to the world of the cameras before it is placed."""
+        options = self.options
+        is_upright = options.placement.orient == "up"
+        return is_upright or options.map_flags.wanted or options.original_frame
+
+    def to_start(self, placement: Placement) -> np.ndarray:
+        """Return the matrix from where a file stands to where the export starts. (4, 4)"""
+        if self.starts_in_scene:
+            return placement.to_scene(self.scene.offset)
+        if np.array_equal(placement.matrix, self.source.matrix):
+            return np.eye(4)
+        return self.source.matrix @ placement.to_scene(self.source.origin.world_offset)
+
+    @property
+    def world(self) -> World:
+        """Axes of the world in which the result is exported."""
+        world = self.options.world
+        if world is not World.CAPTURE or self.starts_in_scene:
+            return world
+        return WORLD_OF_UP.get(self.source.up or "", World.CAPTURE)
+
+    @property
+    def keeps_metres(self) -> bool:
+        """Whether a result in metres stays so."""
+        options = self.options
+        is_rescaled = options.placement.is_scaled or options.map_flags.wanted
+        return self.source.is_metric and not is_rescaled and not options.original_frame
+
+    @property
+    def is_metric(self) -> bool:
+        """Whether a unit of what is exported is a metre."""
+        is_known = self.is_in_metres or self.options.placement.known_distance is not None
+        return self.place is not None or is_known or self.keeps_metres
+
+    @property
+    def scales_capture(self) -> bool:
+        """Whether the scale is that of the capture, however large the result is already.
+
+        It is where it leads to metres; else it makes the result so many times as large.
+        """
+        file_format = self.options.format
+        is_for_printers = isinstance(file_format, MeshFormat) and file_format.for_printers
+        is_known = self.is_in_metres or self.options.placement.known_distance is not None
+        return is_known or is_for_printers or self.source.is_metric
+
+    @property
+    def offset(self) -> np.ndarray:
+        """What full coordinates have in addition to those near the origin. (3,)"""
+        if self.place is not None:
+            return self.place.offset
+        return self.scene.offset if self.options.original_frame else np.zeros(3)
+
+    def matrix(self, points: np.ndarray) -> np.ndarray:
+        """Return the matrix that places points, (P, 3), from where the export starts. (4, 4)"""
+        if self.place is not None:
+            return self.place.matrix
+        wanted = self.options.placement
+        cameras = self.scene.calibrated_cameras if wanted.needs_cameras else []
+        scale = None
+        if wanted.is_scaled:
+            world_offset = self.scene.offset if cameras else None
+            scale = scale_of(cameras, wanted, world_offset)
+            if self.scales_capture and not self.starts_in_scene:
+                scale /= self.source.scale
+        elif self.keeps_metres and self.starts_in_scene:
+            scale = self.source.scale
+        placement = PlacementOptions(wanted.orient, scale)
+        if wanted.orient != "up":
+            return placing_matrix([], np.zeros((0, 3)), points, placement)
+        return placing_matrix(cameras, self.scene.points, points, placement)
+
+    def target(self, matrix: np.ndarray, offset: np.ndarray | None = None) -> Placement:
+        """Return where a file stands that is written.
+
+        Args:
+            matrix: From where the export starts to its coordinates near the origin. (4, 4)
+            offset: That its coordinates have in addition, in its axes, (3,); None: none.
+        """
+        file_format = self.options.format
+        from_scene = matrix if self.starts_in_scene else matrix @ self.source.matrix
+        capture = capture_of(
+            [self.main_file], self.options.scene_path, self.options.checkpoint_path
+        )
+        origin = self.source.origin
+        world_offset = origin.world_offset
+        if self.starts_in_scene:
+            world_offset = self.scene.offset
+        unit = None
+        if self.is_metric or file_format.units_per_metre != 1:
+            unit = METRE if file_format.units_per_metre == 1 else "millimetre"
+        return Placement(
+            from_scene,
+            np.zeros(3) if offset is None else offset,
+            up=file_format.up(self.world),
+            unit=unit,
+            map=None if self.place is None else self.place.record(),
+            origin=Origin(
+                origin.model or self.main_file, capture.scene, capture.checkpoint, world_offset
+            ),
+        )
 
 
 def export(options: ExportOptions, console: Console | None = None) -> Path:
@@ -93,25 +231,29 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     if present and not options.overwrite:
         raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
     check_writable(target.parent)
-    place = None
+    job = _Export(options, _source_of(options), console)
     if options.map_flags.wanted:
-        place = place_on_map(_scene(options, console), options.map_flags, console.info)
-    scale = None
+        job.place = place_on_map(job.scene, options.map_flags, console.info)
+    extra_notes: dict[str, object] = {}
     if options.map_flags.scales:
-        scale = metric_scale(_scene(options, console), options.map_flags, console.info)
-        options = _in_metres(options, scale.metres)
-    source_matrix = _source_matrix(options)
-    has_record = options.is_placed or not np.array_equal(source_matrix, np.eye(4))
+        scale = metric_scale(job.scene, options.map_flags, console.info)
+        extra_notes["metres"] = scale.record()
+        placement = replace(options.placement, scale_factor=scale.metres)
+        job.options = replace(options, placement=placement, map_flags=MapFlags())
+        job.is_in_metres = True
+    if job.starts_in_scene:
+        note_unknown(job.main_file, job.source, console.info)
+    has_record = job.options.is_placed or job.source.is_recorded or job.offset.any()
     all_files = [*files]
     if has_record:
         all_files += options.matrix_files
     if options.repose is not None:
         all_files.append(options.binding_file)
     offset_text = map_records.offset_file(target)
-    has_offset_text = place is not None and options.to == "obj" and not options.original_frame
+    has_offset_text = job.place is not None and options.to == "obj" and not options.original_frame
     if has_offset_text:
         all_files.append(offset_text)
-    was_on_map = "map" in _earlier_record(options.matrix_files[0])
+    was_on_map = "map" in earlier_record(options.matrix_files[0])
     earlier_folders = _folders_of(options)
     earlier_levels = []
     if target in present and options.to in WITH_LEVELS:
@@ -119,18 +261,17 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     with ExitStack() as stack:
         # They appear in reverse order, so that the target is the last.
         temporary = {path: stack.enter_context(atomic_path(path)) for path in all_files}
-        matrix = _write_result(options, temporary, place, console)
+        standing = _write_result(job, temporary)
         if has_record:
-            note = _record(options, matrix @ source_matrix, place)
-            if scale is not None:
-                note["metres"] = scale.record()
+            record = standing.record(target.parent)
+            _note_in_files(job, temporary, record)
             for path in options.matrix_files:
-                write_json_atomic(temporary[path], note)
-        if place is not None and has_offset_text:
-            map_records.write_offset_text(temporary[offset_text], place)
+                write_json_atomic(temporary[path], {**record, **extra_notes})
+        if job.place is not None and has_offset_text:
+            map_records.write_offset_text(temporary[offset_text], job.place)
     # Records of an earlier export would be taken for those of this one.
     for path in options.matrix_files:
-        if not has_record and _earlier_record(path):
+        if not has_record and earlier_record(path):
             path.unlink()
     if was_on_map and not has_offset_text:
         offset_text.unlink(missing_ok=True)
@@ -145,15 +286,30 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     return target
 
 
-def _in_metres(options: ExportOptions, metres: float) -> ExportOptions:
-    """Return options that place a result in metres; it may be in metres already.
+def _main_file(options: ExportOptions) -> Path:
+    if isinstance(options.format, CombinedFormat):
+        return mesh_of(options.result)
+    return options.repose or options.result
 
-    Args:
-        metres: In a unit of the capture.
-    """
-    unit = float(np.cbrt(np.linalg.det(_source_matrix(options)[:3, :3])))
-    placement_options = replace(options.placement, scale_factor=metres / unit)
-    return replace(options, placement=placement_options, map_flags=MapFlags())
+
+def _source_of(options: ExportOptions) -> Placement:
+    """Return where the result stands as it is read: in its own axes."""
+    path = _main_file(options)
+    placement = Placement.of(path)
+    turn = placement.to_own_axes(path)
+    return placement if turn is None else placement.moved(turn)
+
+
+def _note_in_files(job: _Export, temporary: Paths, record: Mapping[str, object]) -> None:
+    """Write the record into the target and its levels, where their format holds it."""
+    options = job.options
+    if options.format.note_in_file is None:
+        return
+    values = {KEY: record}
+    if job.place is not None and not options.original_frame:
+        values |= map_records.note_values(job.place)
+    for path in (options.target, *level_files(options.target, options.engines.lods)):
+        options.format.note_in_file(temporary[path], values)
 
 
 def _folders_of(options: ExportOptions) -> list[Path]:
@@ -166,105 +322,58 @@ def _folders_of(options: ExportOptions) -> list[Path]:
     return [folder for folder in file_format.parts_of(options.target) if folder.is_dir()]
 
 
-def _write_result(
-    options: ExportOptions, temporary: Paths, place: MapPlacement | None, console: Console
-) -> np.ndarray:
-    """Write the files of a format and return the matrix from the capture to them. (4, 4)"""
+def _write_result(job: _Export, temporary: Paths) -> Placement:
+    """Write the files of a format and return where they stand."""
+    options = job.options
     file_format = options.format
-    offset = np.zeros(3)
-    if place is not None:
-        offset = place.offset
-    elif options.original_frame:
-        offset = _scene(options, console).offset
     if isinstance(file_format, PointFormat):
-        return _export_points(options, file_format, temporary, place, offset, console)
+        return _export_points(job, file_format, temporary)
     if isinstance(file_format, MeshFormat):
-        matrix = _export_mesh(options, file_format, temporary, place, console)
+        matrix = _export_mesh(job, file_format, temporary)
     elif isinstance(file_format, GaussianFormat):
-        matrix = _export_gaussians(options, file_format, temporary, place, console)
+        matrix = _export_gaussians(job, file_format, temporary)
     elif isinstance(file_format, CombinedFormat):
-        matrix = _export_combined(options, file_format, temporary, place, console)
+        matrix = _export_combined(job, file_format, temporary)
     else:
         raise TypeError(f"--to {options.to} is neither a mesh nor Gaussians")
-    paths = [temporary[options.target]]
-    paths += [temporary[file] for file in level_files(options.target, options.engines.lods)]
-    if options.original_frame and file_format.move_to_original is not None:
-        turned_offset = file_format.matrix(_world(options))[:3, :3] @ offset
-        for path in paths:
-            file_format.move_to_original(path, turned_offset)
-        if place is not None:
-            matrix = map_records.in_full_coordinates(matrix, turned_offset)
-    elif place is not None and file_format.note_in_file is not None:
-        for path in paths:
-            file_format.note_in_file(path, map_records.note_values(place))
-    return matrix
+    if not options.original_frame or file_format.move_to_original is None:
+        return job.target(matrix)
+    offset = file_format.matrix(job.world)[:3, :3] @ job.offset
+    for file in (options.target, *level_files(options.target, options.engines.lods)):
+        file_format.move_to_original(temporary[file], offset)
+    return job.target(matrix, offset)
 
 
-def _record(
-    options: ExportOptions, matrix: np.ndarray, place: MapPlacement | None
-) -> dict[str, object]:
-    """Return the record of where a file stands, by the matrix from the capture to it. (4, 4)"""
-    note: dict[str, object] = {"matrix": matrix.tolist(), "meaning": _MATRIX_MEANING}
-    if _world(options) is World.UPRIGHT and options.format.axes is not Axes.Z_UP:
-        note["up"] = UP
-    if place is not None:
-        note["map"] = place.record()
-    return note
-
-
-def _earlier_record(path: Path) -> dict[str, object]:
-    """Return the record beside a file that an earlier export left; empty without one."""
-    if path.is_file():
-        with contextlib.suppress(UserError):
-            record = read_json(path)
-            if isinstance(record, dict) and record.get("meaning") == _MATRIX_MEANING:
-                return record
-    return {}
-
-
-def _export_points(
-    options: ExportOptions,
-    file_format: PointFormat,
-    temporary: Paths,
-    place: MapPlacement | None,
-    offset: np.ndarray,
-    console: Console,
-) -> np.ndarray:
-    """Write points in full coordinates and return the matrix that placed them. (4, 4)"""
-    points = read_points(options.result, console.info)
-    if _starts_in_scene(options):
-        points = points.moved(matrix_to_scene(options.result, console.info))
-    matrix = _placement_matrix(options, points.positions, place, console)
-    matrix = file_format.matrix(_world(options)) @ matrix
+def _export_points(job: _Export, file_format: PointFormat, temporary: Paths) -> Placement:
+    """Write points in full coordinates and return where they stand."""
+    options = job.options
+    points = read_points(options.result, job.console.info)
+    to_start = job.to_start(job.source)
+    if not np.array_equal(to_start, np.eye(4)):
+        points = points.moved(to_start)
+    matrix = file_format.matrix(job.world) @ job.matrix(points.positions)
     file_format.writer(
         PointExport(
             points=points.moved(matrix),
-            offset=offset,
-            system=None if place is None else place.system,
-            is_metric=place is not None or options.placement.known_distance is not None,
+            offset=job.offset,
+            system=None if job.place is None else job.place.system,
+            is_metric=job.is_metric,
             path=temporary[options.target],
-            notify=console.info,
+            notify=job.console.info,
         )
     )
-    console.info(f"{options.target.name}: {len(points.positions):,} points")
-    # Offsets of a capture are noticed by who reads the file; those of a map are part of its world.
-    return matrix if place is None else map_records.in_full_coordinates(matrix, offset)
+    job.console.info(f"{options.target.name}: {len(points.positions):,} points")
+    return job.target(matrix, job.offset)
 
 
-def _export_gaussians(
-    options: ExportOptions,
-    file_format: GaussianFormat,
-    temporary: Paths,
-    place: MapPlacement | None,
-    console: Console,
-) -> np.ndarray:
+def _export_gaussians(job: _Export, file_format: GaussianFormat, temporary: Paths) -> np.ndarray:
     """Write Gaussians and return the matrix that placed them. (4, 4)"""
-    cloud = _read_result(options, temporary, console)
+    options = job.options
+    console = job.console
+    cloud = _read_result(job, temporary)
     require_gaussians(options.result, cloud)
-    if _starts_in_scene(options):
-        cloud = _moved_gaussians(cloud, matrix_to_scene(_main_file(options), console.info))
-    matrix = _placement_matrix(options, cloud.means.double().numpy(), place, console)
-    matrix = file_format.matrix(_world(options)) @ matrix
+    cloud = _moved_gaussians(cloud, job.to_start(job.source))
+    matrix = file_format.matrix(job.world) @ job.matrix(cloud.means.double().numpy())
     cloud = _moved_gaussians(cloud, matrix)
     _note_losses(options, cloud, file_format.holds_antialiasing, console)
     is_held = _held_rows(options, cloud, file_format.fit, console)
@@ -310,47 +419,45 @@ def _note_losses(
         )
 
 
-def _read_result(options: ExportOptions, temporary: Paths, console: Console) -> GaussianCloud:
+def _read_result(job: _Export, temporary: Paths) -> GaussianCloud:
     """Read the Gaussians to export; for ``--repose``, move them and write their binding."""
+    options = job.options
     if options.repose is not None:
         bound = read_bound_gaussians(options.result)
-        cloud = _reposed_gaussians(bound, options.repose, console)
+        cloud = _reposed_gaussians(bound, options.repose, job)
         write_binding(temporary[options.binding_file], bound)
-        console.info(f"where each Gaussian sits on the mesh: {options.binding_file}")
+        job.console.info(f"where each Gaussian sits on the mesh: {options.binding_file}")
         return cloud
     if not has_gaussians(options.result):
         raise UserError(f"{options.result}: holds no Gaussians; choose --to glb or obj for a mesh")
-    return read_any_gaussians(options.result, console.info)
+    cloud, _ = open_gaussians(options.result, job.console.info)
+    return cloud
 
 
-def _reposed_gaussians(bound: BoundCloud, path: Path, console: Console) -> GaussianCloud:
-    """Return the Gaussians of a refined model on its edited mesh, in the world of that mesh."""
-    edited = read_edited(path, bound)
-    to_scene = matrix_to_scene(path, console.info)
-    vertices = moved_points(edited.vertices.numpy(), to_scene)
+def _reposed_gaussians(bound: BoundCloud, path: Path, job: _Export) -> GaussianCloud:
+    """Return the Gaussians of a refined model on its edited mesh, where that mesh stands."""
+    note_unknown(path, job.source, job.console.info)
+    edited = read_edited(path, bound, job.console.info, job.source.offset)
+    vertices = moved_points(edited.vertices.numpy(), job.source.to_scene())
     cloud = reposed(bound, torch.from_numpy(vertices))
     if edited.triangles is not None:
         n_deleted = len(bound.faces) - len(edited.triangles)
-        console.info(f"{n_deleted:,} triangles are left out with their Gaussians")
+        job.console.info(f"{n_deleted:,} triangles are left out with their Gaussians")
         cloud = with_triangles(cloud, edited.triangles)
-    return _moved_gaussians(cloud.to_gaussians(), np.linalg.inv(to_scene))
+    return _moved_gaussians(cloud.to_gaussians(), job.source.matrix)
 
 
-def _export_mesh(
-    options: ExportOptions,
-    file_format: MeshFormat,
-    temporary: Paths,
-    place: MapPlacement | None,
-    console: Console,
-) -> np.ndarray:
+def _export_mesh(job: _Export, file_format: MeshFormat, temporary: Paths) -> np.ndarray:
     """Write a textured mesh and return the matrix that placed it. (4, 4)"""
+    options = job.options
+    console = job.console
     if options.result.suffix.lower() != ".obj":
         raise UserError(
             f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
         )
-    (finest, *coarser), matrix = _placed_levels(options, options.result, place, console)
-    total = file_format.matrix(_world(options)) @ matrix
-    is_turned_by_writer = file_format.writer_turns and _world(options) is World.CAPTURE
+    (finest, *coarser), matrix = _placed_levels(job, options.result)
+    total = file_format.matrix(job.world) @ matrix
+    is_turned_by_writer = file_format.writer_turns and job.world is World.CAPTURE
     to_writer = matrix if is_turned_by_writer else total
     mesh = _moved_mesh(finest, to_writer)
     file_format.writer(
@@ -372,26 +479,19 @@ def _export_mesh(
     return total
 
 
-def _export_combined(
-    options: ExportOptions,
-    file_format: CombinedFormat,
-    temporary: Paths,
-    place: MapPlacement | None,
-    console: Console,
-) -> np.ndarray:
+def _export_combined(job: _Export, file_format: CombinedFormat, temporary: Paths) -> np.ndarray:
     """Write a textured mesh and its Gaussians and return the matrix that placed both. (4, 4)"""
+    options = job.options
+    console = job.console
     companions = companions_of(options.result, options.gaussians)
     if not has_gaussians(companions.gaussians):
         raise UserError(f"{companions.gaussians}: holds no Gaussians; pass others as --gaussians")
-    cloud = read_any_gaussians(companions.gaussians, console.info)
+    cloud, standing = open_gaussians(companions.gaussians, console.info)
     require_gaussians(companions.gaussians, cloud)
-    to_mesh = companions.to_mesh(console.info)
-    if _starts_in_scene(options):
-        to_mesh = matrix_to_scene(companions.gaussians, console.info)
-    (mesh,), matrix = _placed_levels(options, companions.mesh, place, console)
-    matrix = file_format.matrix(_world(options)) @ matrix
+    (mesh,), matrix = _placed_levels(job, companions.mesh)
+    matrix = file_format.matrix(job.world) @ matrix
     mesh = _moved_mesh(mesh, matrix)
-    cloud = _moved_gaussians(cloud, matrix @ to_mesh)
+    cloud = _moved_gaussians(cloud, matrix @ job.to_start(standing))
     _note_losses(options, cloud, file_format.holds_antialiasing, console)
     is_held = _held_rows(options, cloud, file_format.fit, console)
     path = temporary[options.target]
@@ -413,17 +513,17 @@ def _export_combined(
     return matrix
 
 
-def _placed_levels(
-    options: ExportOptions, path: Path, place: MapPlacement | None, console: Console
-) -> tuple[list[TexturedMesh], np.ndarray]:
+def _placed_levels(job: _Export, path: Path) -> tuple[list[TexturedMesh], np.ndarray]:
     """Return the levels of detail of a mesh and the matrix that places them. (4, 4)
 
     There is one level unless more are wanted. The first is simplified where that is wanted.
     """
-    mesh = read_textured_mesh(path)
-    if _starts_in_scene(options):
-        mesh = _moved_mesh(mesh, matrix_to_scene(path, console.info))
-    matrix = _placement_matrix(options, mesh.vertices.double().numpy(), place, console)
+    options = job.options
+    mesh, _ = open_textured_mesh(path, job.console.info)
+    to_start = job.to_start(job.source)
+    if not np.array_equal(to_start, np.eye(4)):
+        mesh = _moved_mesh(mesh, to_start)
+    matrix = job.matrix(mesh.vertices.double().numpy())
     finest = mesh
     normal_map = options.normal_map
     if options.max_triangles is not None or options.texture_size is not None:
@@ -456,55 +556,3 @@ def _moved_gaussians(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
 def _moved_mesh(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
     vertices = moved_points(mesh.vertices.double().numpy(), matrix)
     return replace(mesh, vertices=torch.from_numpy(vertices.astype(np.float32)))
-
-
-def _starts_in_scene(options: ExportOptions) -> bool:
-    """Return whether a result is brought to the world of the cameras before it is placed."""
-    is_upright = options.placement.orient == "up"
-    return is_upright or options.map_flags.wanted or options.original_frame
-
-
-def _world(options: ExportOptions) -> World:
-    """Return the axes of the world in which the result is exported, from where it stands itself."""
-    if options.world is not World.CAPTURE or _starts_in_scene(options):
-        return options.world
-    return World.UPRIGHT if stands_upright(_main_file(options)) else World.CAPTURE
-
-
-def _source_matrix(options: ExportOptions) -> np.ndarray:
-    """Return the matrix from the capture to the result as it is placed. (4, 4)"""
-    path = _main_file(options)
-    if _starts_in_scene(options) or path.suffix.lower() not in CAPTURE_AXES:
-        return np.eye(4)
-    to_scene = matrix_to_scene(path, lambda line: None)
-    return to_scene if np.array_equal(to_scene, np.eye(4)) else np.linalg.inv(to_scene)
-
-
-def _main_file(options: ExportOptions) -> Path:
-    """Return the file that says where the result stands."""
-    if isinstance(options.format, CombinedFormat):
-        return mesh_of(options.result)
-    return options.repose or options.result
-
-
-def _scene(options: ExportOptions, console: Console) -> Scene:
-    """Return the capture that the result was made from."""
-    capture = capture_of([options.result], options.scene_path, options.checkpoint_path)
-    if capture.scene is None:
-        raise UserError(
-            "--gcp, --gps, --targets, --original_frame, --orient up, and --known_distance where it "
-            "is not by points x,y,z, need -s/--scene_path"
-        )
-    return scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
-
-
-def _placement_matrix(
-    options: ExportOptions, points: np.ndarray, place: MapPlacement | None, console: Console
-) -> np.ndarray:
-    """Return the matrix that places points, (P, 3), near zero as is wanted. (4, 4)"""
-    if place is not None:
-        return place.matrix
-    if not options.placement.needs_cameras:
-        return placement([], np.zeros((0, 3)), points, options.placement)
-    scene = _scene(options, console)
-    return placement(scene.calibrated_cameras, scene.points, points, options.placement)

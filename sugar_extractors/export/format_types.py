@@ -13,6 +13,7 @@ import numpy as np
 
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import GLB_AXES, Z_UP_AXES
+from gaussian_splatting.formats.placement import UP, Z_UP
 from gaussian_splatting.formats.spz import SpzFit
 from sugar_extractors.export.engines.colliders import Collider
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
@@ -30,6 +31,10 @@ class World(enum.Enum):
     CAPTURE = "capture"  # y down and z forward, as COLMAP has them
     UPRIGHT = "upright"  # y up
     MAP = "map"  # x east, y north, z up
+
+
+WORLD_OF_UP = {UP: World.UPRIGHT, Z_UP: World.MAP}
+"""World of a result by the axis that points up in it."""
 
 
 class Axes(enum.Enum):
@@ -74,6 +79,14 @@ class ExportFormat:
             turn = Z_UP_AXES
         scale = self.units_per_metre
         return np.diag([scale, scale, scale, 1.0]) @ turn
+
+    def up(self, world: World) -> str | None:
+        """Return the axis that points up in a file of the format; None where that is unknown."""
+        if world is World.CAPTURE:
+            return None
+        if self.axes is Axes.CAPTURE:
+            return UP if world is World.UPRIGHT else Z_UP
+        return UP if self.axes is Axes.Y_UP else Z_UP
 
     def file_path(self, path: Path) -> Path:
         """Return the file of the format for a name that may lack the suffix, or end in part of it.

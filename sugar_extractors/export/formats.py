@@ -92,6 +92,7 @@ GAUSSIAN_FORMATS = (
         reader=readers.READERS[".ply"],
         read_suffixes=(".ply",),
         move_to_original=original_frame.move_ply,
+        note_in_file=original_frame.note_in_ply,
     ),
     GaussianFormat(
         name="gltf",
@@ -136,6 +137,7 @@ MESH_FORMATS = (
         files_of=mesh_writers.obj_files,
         holds_normal_map=True,
         move_to_original=original_frame.move_obj,
+        note_in_file=original_frame.note_in_obj,
     ),
     MeshFormat(
         name="usdz",

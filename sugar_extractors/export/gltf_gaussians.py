@@ -13,6 +13,12 @@ import numpy as np
 from gaussian_splatting.core.cloud import ANTIALIASED, GaussianCloud
 from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.formats.file_placement import placed_cloud
+from gaussian_splatting.formats.gltf_container import (
+    BinaryPart,
+    finished_glb,
+    gltf_start,
+    split_glb,
+)
 from gaussian_splatting.formats.packing import (
     BANDS,
     cloud_of,
@@ -22,12 +28,6 @@ from gaussian_splatting.formats.packing import (
     sigmoid,
 )
 from sugar_extractors.export.gltf_nodes import mesh_matrix
-from sugar_scene.mesh_files.gltf_container import (
-    BinaryPart,
-    finished_glb,
-    gltf_start,
-    split_glb,
-)
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, require_regular_file
 

@@ -11,6 +11,7 @@ units and the axes of the file.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +21,12 @@ import numpy as np
 from numpy.lib import recfunctions
 from plyfile import PlyData, PlyElement
 
+from gaussian_splatting.formats.gltf_container import glb_head, split_glb
+from gaussian_splatting.formats.placement import KEY, record_line
 from sugar_extractors.export.engines.glb_files import LEVELS_EXTENSION
 from sugar_extractors.export.usd.library import load_usd
-from sugar_scene.mesh_files.gltf_container import glb_head, split_glb
+
+_PLY_FORMAT = b"format "  # begins the second line of a PLY, which comments may follow
 
 
 def move_ply(path: Path, offset: np.ndarray) -> None:
@@ -72,6 +76,32 @@ def note_in_glb(path: Path, values: Mapping[str, object]) -> None:
         node["extras"] = {**node.get("extras", {}), **values}
     head = glb_head(description, path, "leave out --gcp and --gps")
     path.write_bytes(head + binary)
+
+
+def note_in_obj(path: Path, values: Mapping[str, object]) -> None:
+    """Write the record of where an OBJ stands into its first line, a comment."""
+    _insert(path, f"# {record_line(values[KEY])}\n", after=b"")
+
+
+def note_in_ply(path: Path, values: Mapping[str, object]) -> None:
+    """Write the record of where a PLY stands into its header, as a comment."""
+    _insert(path, f"comment {record_line(values[KEY])}\n", after=_PLY_FORMAT)
+
+
+def _insert(path: Path, line: str, after: bytes) -> None:
+    """Insert a line into a file, behind the first line with some bytes; none: at its beginning."""
+    with tempfile.TemporaryFile() as copy:
+        with path.open("rb") as file:
+            shutil.copyfileobj(file, copy)
+        copy.seek(0)
+        with path.open("wb") as file:
+            if after:
+                for header_line in copy:
+                    file.write(header_line)
+                    if after in header_line:
+                        break
+            file.write(line.encode())
+            shutil.copyfileobj(copy, file)
 
 
 def _outer_nodes(description: dict[str, Any]) -> list[dict[str, Any]]:

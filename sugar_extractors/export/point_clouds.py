@@ -10,29 +10,33 @@ import torch
 
 from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.formats.packing import require_gaussians
+from gaussian_splatting.formats.placement import Placement
+from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.export.format_types import PointCloud
-from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
+from sugar_extractors.export.reading import has_gaussians, open_gaussians, open_textured_mesh
 from sugar_scene.mesh_files.textured_mesh_io import (
     TexturedMesh,
-    read_textured_mesh,
     sample_texture,
     written_normals,
 )
-from sugar_scene.triangle_mesh import read_mesh_ply, with_vertex_normals
+from sugar_scene.triangle_mesh import with_vertex_normals
 from sugar_utils.errors import Notify, UserError
 
 
 def read_points(path: Path, notify: Notify) -> PointCloud:
     """Read the vertices of a textured OBJ or of a mesh PLY, or the centres of Gaussians.
 
+    Coordinates are near, see :class:`~gaussian_splatting.formats.placement.Placement`.
+
     Raises:
         UserError: The file is of another kind, or has no points.
     """
     suffix = path.suffix.lower()
     if suffix == ".obj":
-        return _of_textured_mesh(read_textured_mesh(path))
+        mesh, _ = open_textured_mesh(path, notify)
+        return _of_textured_mesh(mesh)
     if has_gaussians(path):
-        cloud = read_any_gaussians(path, notify)
+        cloud, _ = open_gaussians(path, notify)
         require_gaussians(path, cloud)
         base_colors = (cloud.sh_dc[:, 0].double() * SH_C0 + 0.5).clamp(0, 1).numpy()
         opacities = torch.sigmoid(cloud.opacity_logits.double())[:, 0].numpy()
@@ -43,7 +47,7 @@ def read_points(path: Path, notify: Notify) -> PointCloud:
         )
     if suffix != ".ply":
         raise UserError(f"{path}: neither Gaussians nor a mesh; pass a .ply, a .pt or a .obj")
-    mesh = with_vertex_normals(read_mesh_ply(path))
+    mesh = with_vertex_normals(read_any_mesh(path, notify, Placement.of(path).offset))
     if mesh.normals is None or not mesh.n_vertices:
         raise UserError(f"{path}: has no vertices to export; make the mesh again")
     return PointCloud(

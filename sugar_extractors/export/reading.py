@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read Gaussians of any stage and of any format of the table in ``formats.py``."""
+"""Read Gaussians of any stage and format, and textured meshes, with where they stand."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
+from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.engine.model import cloud_from_state
+from gaussian_splatting.formats.placement import Placement, note_unknown
 from gaussian_splatting.formats.ply import holds_gaussians
+from gaussian_splatting.formats.readers import near_cloud
 from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
-from sugar_extractors.export.format_types import Axes, GaussianFormat
+from sugar_extractors.export.format_types import GaussianFormat
 from sugar_extractors.export.formats import GAUSSIAN_FORMATS
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
 from sugar_extractors.results import read_state
 from sugar_scene import bound_model
 from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_trainers.capture import model_file
 from sugar_utils.errors import Notify, UserError
 
@@ -26,25 +30,54 @@ _FORMAT_BY_SUFFIX: dict[str, GaussianFormat] = {
 }
 
 
-def read_any_gaussians(path: Path, notify: Notify) -> GaussianCloud:
-    """Read a cloud of Gaussians in a capture's axes; see :func:`read_as_written` for the files."""
-    cloud = read_as_written(path, notify)
-    file_format = _FORMAT_BY_SUFFIX.get(path.suffix.lower())
-    if file_format is not None and file_format.axes is Axes.Y_UP:
-        return moved_cloud(cloud, GLB_AXES)
-    return cloud
+def open_gaussians(path: Path, notify: Notify) -> tuple[GaussianCloud, Placement]:
+    """Read a cloud of Gaussians, and from the scene to where it stands.
+
+    Coordinates are near, see :class:`Placement`, and those of files with y up that were not turned
+    upright are in a capture's axes. See :func:`read_as_written` for the files.
+    """
+    placement = Placement.of(path)
+    cloud = read_as_written(path, notify, placement.offset)
+    turn = placement.to_own_axes(path)
+    if turn is None:
+        return cloud, placement
+    return moved_cloud(cloud, turn), placement.moved(turn)
 
 
-def read_as_written(path: Path, notify: Notify) -> GaussianCloud:
+def read_gaussians_in_scene(
+    path: Path, notify: Notify, world_offset: np.ndarray | None = None
+) -> GaussianCloud:
+    """Read a cloud of Gaussians into the scene, from where its record says that it stands.
+
+    Args:
+        path: See :func:`read_as_written`.
+        notify: Called with lines about what is changed or left out.
+        world_offset: Of the scene, (3,); None: the one that the file was made with.
+    """
+    cloud, placement = open_gaussians(path, notify)
+    note_unknown(path, placement, notify)
+    to_scene = placement.to_scene(world_offset)
+    return cloud if np.array_equal(to_scene, np.eye(4)) else moved_cloud(cloud, to_scene)
+
+
+def open_textured_mesh(path: Path, notify: Notify) -> tuple[TexturedMesh, Placement]:
+    """Read a textured OBJ, and from the scene to where it stands; see :func:`open_gaussians`."""
+    placement = Placement.of(path)
+    return read_textured_mesh(path, notify, placement.offset), placement
+
+
+def read_as_written(path: Path, notify: Notify, offset: np.ndarray | None = None) -> GaussianCloud:
     """Read a cloud of Gaussians in the axes of the file; those bound to a mesh become free ones.
 
     Args:
         path: A PLY, SPZ, SOG, ``.splat``, GLB or USD of Gaussians; a ``.pt`` of any stage, or the
             folder of its run; or the folder of a vanilla checkpoint, whose last iteration is taken.
+        notify: Called with lines about what is changed or left out.
+        offset: That is subtracted from coordinates far from the origin, in float64. (3,)
     """
     file_format = _FORMAT_BY_SUFFIX.get(path.suffix.lower())
     if file_format is not None and file_format.reader is not None:
-        return file_format.reader(path, notify)
+        return near_cloud(file_format.reader, path, notify, offset)
     if path.is_dir() and not any(file.stem.isdigit() for file in path.glob("*.pt")):
         return load_reference_checkpoint(path, None, notify).read_cloud(notify)
     return read_state(model_file(path, "the path"), _cloud_of_any_stage)

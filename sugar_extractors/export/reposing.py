@@ -21,7 +21,7 @@ from gaussian_splatting.core.sh_rotation import sh_rotation
 from sugar_extractors.any_mesh import read_any_mesh
 from sugar_scene import mesh_bound
 from sugar_scene.mesh_bound import BoundCloud
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path
 
 _FLAT = 1e-12  # area of a degenerate triangle, relative to the squares of its edges
@@ -116,13 +116,21 @@ class EditedMesh(NamedTuple):
     triangles: Tensor | None  # rows of the model's triangles that are left; None for all, (K,)
 
 
-def read_edited(path: Path, cloud: BoundCloud) -> EditedMesh:
+def read_edited(
+    path: Path, cloud: BoundCloud, notify: Notify, offset: np.ndarray | None = None
+) -> EditedMesh:
     """Read an edited mesh; vertices may have moved, and triangles may be missing.
+
+    Args:
+        path: The mesh.
+        cloud: The refined model.
+        notify: Called with lines about what is left out.
+        offset: That is subtracted from coordinates far from the origin. (3,)
 
     Raises:
         UserError: The mesh has other vertices or triangles than the model.
     """
-    mesh = read_any_mesh(path)
+    mesh = read_any_mesh(path, notify, offset)
     n_vertices = cloud.vertices.shape[0]
     model_faces = cloud.faces.cpu().numpy()
     n_faces = len(model_faces)

@@ -172,7 +172,7 @@ class _Extraction:
         path = options.model
         if path is None:
             path = checkpoint.ply_path
-            cloud = checkpoint.read_cloud(console.note)
+            cloud = checkpoint.read_cloud(console.note, scene.offset)
         else:
             cloud = read_state(path, partial(cloud_from_state, kind="coarse SuGaR model"))
         self._cloud = cloud.to(device)

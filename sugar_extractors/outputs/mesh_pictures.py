@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from gaussian_splatting.core.moved import moved_points
 from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.export.mesh_reduction import simplified
-from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
+from sugar_extractors.placing import PlacementOptions, placing_matrix
 from sugar_scene.mesh_files.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,
@@ -138,7 +139,7 @@ def preview_glb(
     upright = PlacementOptions(orient="up")
     if points is None:
         points = np.zeros((0, 3))
-    matrix = placement(cameras, points, vertices, upright)
+    matrix = placing_matrix(cameras, points, vertices, upright)
     moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
     small = replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu())
     picture = jpeg_bytes(small.texture)

@@ -19,48 +19,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import moved_cloud
+from gaussian_splatting.core.moved import moved_cloud, moved_points
 from gaussian_splatting.data.world_offset import MEANING
+from gaussian_splatting.formats.placement import (
+    MESH,
+    SPLATS,
+    TRANSFORM,
+    Placement,
+    PlacementRecord,
+    glb_matrix,
+)
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.outputs.result_photographs import (
-    PHOTOGRAPHS,
-    relative_path,
-    write_photographs,
-)
-from sugar_extractors.texture.placed_export import (
-    PlacementOptions,
-    glb_matrix,
-    moved_points,
-    placement,
-    write_moved_mesh,
-)
+from sugar_extractors.outputs.result_photographs import PHOTOGRAPHS, write_photographs
+from sugar_extractors.placing import PlacementOptions
+from sugar_extractors.texture.placed_copy import placement_in, write_moved_mesh
 from sugar_scene.mesh_files import textured_mesh_io
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
-from sugar_trainers.naming import INDEX, MESH, SPLATS, TRANSFORM
+from sugar_trainers.naming import INDEX
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, file_digest, write_json_atomic
-from sugar_utils.schemas import Coordinate, read_checked
-
-_Row = tuple[Coordinate, Coordinate, Coordinate, Coordinate]
-_Matrix = tuple[_Row, _Row, _Row, _Row]
-
-
-class _Transform(msgspec.Struct):
-    """``transform.json``."""
-
-    matrix: _Matrix
-    matrix_to_scene: _Matrix
-    glb_matrix: _Matrix
-    up: str | None
-    unit: str | None
-    world_offset: tuple[Coordinate, Coordinate, Coordinate]
+from sugar_utils.schemas import read_checked
 
 
 @dataclass(frozen=True)
@@ -74,6 +58,7 @@ class HandedOut:
     read_splats: Callable[[], GaussianCloud]
     glb: bool = True  # whether a textured mesh is written as GLB, too
     lit: bool = False  # whether viewers light that GLB
+    checkpoint: Path | None = None  # vanilla checkpoint whose cameras they were trained with
 
     @property
     def sources(self) -> dict[str, str]:
@@ -114,7 +99,8 @@ def write_result_folder(
     cloud = None if results.splats is None else results.read_splats()
     mesh = _read_mesh(results)
     vertices = _places(mesh, cloud)
-    matrix = placement(scene.calibrated_cameras, scene.points, vertices, options)
+    placement = placement_in(scene, vertices, options)
+    matrix = placement.matrix
     if isinstance(mesh, TexturedMesh):
         moved = moved_points(vertices, matrix)
         target = folder / f"{MESH}.obj"
@@ -126,17 +112,25 @@ def write_result_folder(
     if cloud is not None:
         write_gaussian_ply(folder / SPLATS, moved_cloud(cloud, matrix))
     write_photographs(folder, scene.calibrated_cameras, matrix)
-    note = _transform(matrix, scene, options)
-    if results.splats is not None:
-        note["model"] = relative_path(results.splats, folder)
-    write_json_atomic(note_file, {**note, **identity})
+    origin = replace(placement.origin, model=results.splats, checkpoint=results.checkpoint)
+    write_transform(folder, replace(placement, origin=origin), identity)
     return files
 
 
-def write_transform(folder: Path, matrix: np.ndarray, scene: Scene) -> Path:
-    """Write the matrix to results that stand upright; return its file."""
+def write_transform(
+    folder: Path, placement: Placement, notes: Mapping[str, object] | None = None
+) -> Path:
+    """Write where the files of a folder stand, and other notes about them; return the file."""
     path = folder / TRANSFORM
-    write_json_atomic(path, _transform(matrix, scene, PlacementOptions(orient="up")))
+    values = {
+        **placement.record(folder),
+        "matrix_to_scene": np.linalg.inv(placement.matrix).tolist(),
+        "glb_matrix": glb_matrix(placement).tolist(),
+        "glb_meaning": "glb_matrix: of mesh.glb; the coarse, refined and vanilla folders are in "
+        "the world of the scene",
+        "world_offset_meaning": MEANING,
+    }
+    write_json_atomic(path, values | dict(notes or {}))
     return path
 
 
@@ -146,7 +140,7 @@ def _is_current(note_file: Path, identity: Mapping[str, object]) -> bool:
         return False
     # One that is damaged is written again.
     with contextlib.suppress(UserError):
-        note = read_checked(note_file, _Transform)
+        note = read_checked(note_file, PlacementRecord)
         return {key: note.get(key) for key in identity} == identity
     return False
 
@@ -157,21 +151,6 @@ def _identity(options: PlacementOptions) -> dict[str, object]:
         "orient": options.orient,
         "scale_factor": options.scale_factor,
         "known_distance": None if distance is None else list(distance),
-    }
-
-
-def _transform(matrix: np.ndarray, scene: Scene, options: PlacementOptions) -> dict[str, object]:
-    upright = options.orient == "up"
-    return {
-        "matrix": matrix.tolist(),
-        "matrix_to_scene": np.linalg.inv(matrix).tolist(),
-        "glb_matrix": glb_matrix(matrix, upright).tolist(),
-        "meaning": "file = matrix x (x, y, z, 1) of the scene; rows of 4; glb_matrix: of mesh.glb; "
-        "the coarse, refined and vanilla folders are in the world of the scene",
-        "up": "+y" if upright else None,
-        "unit": "metre" if options.known_distance is not None else None,
-        "world_offset": scene.offset.tolist(),
-        "world_offset_meaning": MEANING,
     }
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
+from gaussian_splatting.core.moved import GLB_AXES, moved_cloud, moved_points
+from gaussian_splatting.formats.placement import MESH, SPLATS
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from sugar_extractors.export.engines.web_page import write_page
 from sugar_extractors.export.format_types import CombinedExport
-from sugar_extractors.texture.placed_export import moved_points
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
-from sugar_trainers.naming import INDEX, MESH, SPLATS
+from sugar_trainers.naming import INDEX
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.scenes.reference_layout import camera_entry
-from sugar_utils.files import write_json_atomic
+from sugar_utils.files import relative_path, write_json_atomic
 
 PHOTOGRAPHS = "photographs.json"
 
@@ -52,12 +51,3 @@ def placed_camera(camera: Camera, matrix: np.ndarray) -> Camera:
         rotation=rotation,
         translation=-rotation @ center,
     )
-
-
-def relative_path(path: Path, folder: Path) -> str:
-    """Return a path as seen from a folder, with forward slashes, so that both can be moved."""
-    try:
-        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:
-        # Drives of Windows have no way to each other.
-        return path.resolve().as_posix()

@@ -31,6 +31,7 @@ from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
+from sugar_extractors.placing import PlacementOptions, scale_of
 from sugar_extractors.results import alone_with, is_finished, publish, read_state
 from sugar_extractors.texture import texture_atlas as atlases
 from sugar_extractors.texture.border_peeling import (
@@ -40,7 +41,7 @@ from sugar_extractors.texture.border_peeling import (
     kept_faces,
 )
 from sugar_extractors.texture.photo_baking import Resolution, bake_photographs
-from sugar_extractors.texture.placed_export import PlacementOptions, scale_of, write_placed
+from sugar_extractors.texture.placed_copy import write_placed
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.texture_baking import (
     BakedTexture,

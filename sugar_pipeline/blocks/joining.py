@@ -22,8 +22,9 @@ import numpy as np
 import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import moved_cloud
+from gaussian_splatting.core.moved import moved_cloud, moved_points
 from gaussian_splatting.engine.model import cloud_from_state
+from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import (
     concatenate_gaussian_plys,
     read_gaussian_ply,
@@ -33,8 +34,9 @@ from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.outputs.result_folder import write_transform
 from sugar_extractors.outputs.result_photographs import write_photographs
+from sugar_extractors.placing import PlacementOptions
 from sugar_extractors.results import read_state
-from sugar_extractors.texture.placed_export import PlacementOptions, moved_points, placement
+from sugar_extractors.texture.placed_copy import placement_in
 from sugar_pipeline.blocks import tiles
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.joined_mesh import welded
@@ -63,7 +65,12 @@ class JoinedParts:
     plan: BlockPlan
     meshes: Sequence[TriangleMesh]  # of the blocks with a surface; refined where they are
     refined: Sequence[RefinedPart]  # of the same blocks; empty where nothing was refined
-    matrix: np.ndarray  # from the world of the scene to that of the results, (4, 4)
+    placement: Placement  # of the results
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """From the world of the scene to that of the results. (4, 4)"""
+        return self.placement.matrix
 
     @classmethod
     def of(cls, plan: BlockPlan, stages: Sequence[PipelinePlan], scene: Scene) -> JoinedParts:
@@ -89,14 +96,14 @@ class JoinedParts:
         points = np.concatenate([mesh.vertices for mesh in meshes])
         sample = points[:: max(1, len(points) // _PLACED_POINTS)]
         upright = PlacementOptions(orient="up")
-        matrix = placement(scene.calibrated_cameras, scene.points, sample, upright)
+        placement = placement_in(scene, sample, upright)
         if refined:
             agreed = agreed_vertices(refined)
             meshes = [
                 replace(mesh, vertices=vertices, normals=None)
                 for mesh, vertices in zip(meshes, agreed, strict=True)
             ]
-        return cls(plan, meshes, refined, matrix)
+        return cls(plan, meshes, refined, placement)
 
     @property
     def weld_distance(self) -> float:
@@ -173,7 +180,7 @@ def join_results(parts: JoinedParts, scene: Scene, folder: Path, console: Consol
     console.headline(f"{splats_path}: {n_gaussians:,} Gaussians")
     files.append(splats_path)
     files.append(write_photographs(folder, scene.calibrated_cameras, parts.matrix))
-    files.append(write_transform(folder, parts.matrix, scene))
+    files.append(write_transform(folder, parts.placement))
     return files
 
 
@@ -186,6 +193,7 @@ def _write_textured(parts: JoinedParts, folder: Path) -> list[Path]:
             obj.add(textured)
             written.append(tiles.write_tile(tile_folder, block.number, textured, placed))
     decimate = choose_backend().decimate
-    level_files = tiles.write_tileset(tile_folder, written, decimate, parts.weld_distance)
+    record = parts.placement.record(tile_folder)
+    level_files = tiles.write_tileset(tile_folder, written, decimate, parts.weld_distance, record)
     tile_files = [tile_folder / level.name for tile in written for level in tile.levels]
     return [*obj.files, *level_files, *tile_files]

@@ -110,7 +110,7 @@ def train_overview(args: argparse.Namespace, folder: Path, console: Console) -> 
         notify=console.info,
     )
     console.info(f"overview: {ply_path}")
-    cloud = checkpoint.read_cloud(console.info).to(options.compute.device)
+    cloud = checkpoint.read_cloud(console.info, scene.offset).to(options.compute.device)
     return Overview(checkpoint, scene, view_renderer(cloud, MIN_ALPHA))
 
 

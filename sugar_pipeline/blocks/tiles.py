@@ -10,7 +10,7 @@ turn the content.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gaussian_splatting.formats.gltf_container import BinaryPart, finished_glb, gltf_start
 from sugar_pipeline.blocks.joined_mesh import welded
-from sugar_scene.mesh_files.gltf_container import BinaryPart, finished_glb, gltf_start
 from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, TexturedMesh, write_glb
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.files import atomic_path, write_json_atomic
@@ -88,7 +88,11 @@ def write_tile(folder: Path, number: int, textured: TexturedMesh, mesh: Triangle
 
 
 def write_tileset(
-    folder: Path, tiles: Sequence[Tile], decimate: Decimate, weld: float
+    folder: Path,
+    tiles: Sequence[Tile],
+    decimate: Decimate,
+    weld: float,
+    record: Mapping[str, object],
 ) -> list[Path]:
     """Write the tileset, and the levels above the tiles; return all files.
 
@@ -96,6 +100,7 @@ def write_tileset(
         folder: Of the tiles.
         decimate: Makes a mesh of so many triangles.
         weld: Distance of vertices that are one, world units.
+        record: Of where the tiles stand.
     """
     writer = _LevelWriter(folder, decimate, weld)
     root = writer.node(tiles, OVERVIEW, np.inf)
@@ -103,6 +108,7 @@ def write_tileset(
         "asset": {"version": "1.1", "generator": "sugar-trainer"},
         "geometricError": _ROOT_ERROR * root["geometricError"],
         "root": {"refine": "REPLACE", **root},
+        "extras": dict(record),
     }
     write_json_atomic(folder / TILESET, tileset)
     return [folder / TILESET, *writer.files]

@@ -17,7 +17,7 @@ from gaussian_splatting.data.scans.scan_files import require_reader
 from gaussian_splatting.scenes.scene import Scene, load_scene
 from sugar_capture.photographs import described_photographs, output_names
 from sugar_capture.scene_folder import DIVISORS, find_source, scene_root
-from sugar_extractors.texture import placed_export as placing
+from sugar_extractors import placing as placing
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline.plan import PipelinePlan
 from sugar_trainers.capture import SugarSize, load_views

@@ -11,7 +11,7 @@ from gaussian_splatting.components.transients import SHARE_CURVE
 from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.run_report import last_value, read_curves
 from gaussian_splatting.engine.run_directory import RUN_FILE
-from sugar_extractors.texture.placed_export import placed_gaussians, placed_path
+from gaussian_splatting.formats.placement import placed_gaussians, placed_path
 from sugar_pipeline.quality.grading import Grade, grade_model
 from sugar_pipeline.quality.mesh_quality import MeshQuality
 from sugar_utils.schemas import ResultNote, RunRecord, read_checked

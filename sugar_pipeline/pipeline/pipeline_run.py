@@ -19,12 +19,12 @@ from gaussian_splatting.scenes.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_capture.convert_options import ConvertOptions
 from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.export.reading import read_any_gaussians, read_bound_gaussians
+from sugar_extractors.export.reading import read_bound_gaussians, read_gaussians_in_scene
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.outputs.result_page import write_index
-from sugar_extractors.texture.placed_export import PlacementOptions
+from sugar_extractors.placing import PlacementOptions
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_pipeline.pipeline import pipeline_report
 from sugar_pipeline.pipeline.input_checks import check_names_of_photographs, check_places
@@ -423,9 +423,10 @@ def _write_result_folder(plan: PipelinePlan, result: PipelineResult, notify: Not
     results = HandedOut(
         result.mesh,
         splats,
-        partial(read_any_gaussians, splats, say_nothing),
+        partial(read_gaussians_in_scene, splats, say_nothing),
         glb=writes_glb,
         lit=is_lit,
+        checkpoint=last.checkpoint_path,
     )
     files = write_result_folder(plan.result_folder, results, scene, placement)
     is_upright = placement.orient in (None, "up")

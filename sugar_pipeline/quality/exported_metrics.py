@@ -19,19 +19,20 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import MAX_SH_DEGREE, Gaussians
+from gaussian_splatting.core.moved import moved_points
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
+from gaussian_splatting.data.world_offset import near_offset
 from gaussian_splatting.engine.reporting.evaluation import fitted_to, psnr, ssim, to_unit
 from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.formats.placement import Placement, expected_record
 from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
-from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
-from gaussian_splatting.scenes.scene import Scene, load_scene, load_scene_for_checkpoint
-from sugar_extractors.export.exported_frame import frame_of
-from sugar_extractors.export.reading import read_any_gaussians
-from sugar_extractors.results import capture_of
+from gaussian_splatting.scenes.scene import Scene
+from sugar_extractors.export.reading import read_gaussians_in_scene
+from sugar_extractors.results import capture_of, scene_of
 from sugar_pipeline.quality.exported_mesh import ExportedMesh, Shape, read_exported
 from sugar_scene.mesh_files.textured_mesh_io import sample_texture
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -48,6 +49,7 @@ from sugar_utils.settings import flag, made_of
 
 SAMPLES_PER_SIDE = 4  # rays per side of a pixel
 SPLITS = ("test", "train")
+UNMOVED = "none"  # word for a file that was not moved
 _FITTED = "psnr_after_gain_and_offset"
 _flag = partial(flag, group="exported file")
 _common_flag = partial(flag, group="metrics")
@@ -115,7 +117,7 @@ class ExportedOptions(ComparisonOptions):
     exported_gaussians: Path | None = _flag(
         None,
         "also measure these Gaussians, on the same pixels: the .pt or the folder of a refinement, "
-        "or a PLY in the world of the scene",
+        "or a file of Gaussians, which its record brings to the scene",
         parse=Path,
         no_effect_when="without --exported",
     )
@@ -221,24 +223,28 @@ def measure_exported(options: ExportedOptions, console: Console) -> Path:
         UserError: A file is missing or unsuitable, or the mesh is in none of the views.
     """
     mesh = read_exported(options.exported)
-    frame = frame_of(options.exported, options.exported_transform)
+    placement = _placement_of(options)
     scene = _scene_of(options, console)
     cameras = scene.test_cameras if options.split == "test" else scene.train_cameras
     if not cameras:
         raise UserError(f"{scene.root}: has no {options.split} views; pass another --split")
     remove_stale_temporaries(options.result_path.parent)
     device = options.compute.device
-    points = frame.to_scene(mesh.vertices, scene.offset)
+    offset = placement.offset
+    if not placement.is_recorded:
+        offset = near_offset(mesh.vertices, scene.offset, options.exported, console.info)
+    points = moved_points(mesh.vertices - offset, placement.to_scene(scene.offset))
     vertices = torch.from_numpy(points).float().to(device)
     background = plain_background(options.white_background, device)
     renderer = MeshRenderer(mesh, vertices, background)
-    figures = _measure_views(renderer, cameras, options, console)
+    gaussians = _read_gaussians(options, scene, console)
+    figures = _measure_views(renderer, gaussians, cameras, options)
     if not any(view.covered_share for view in figures.mesh):
         raise UserError(
             f"{options.exported}: none of {len(cameras)} {options.split} views shows it, taken as "
-            f"{frame.source}; check -s, or say where it stands with --exported_transform"
+            f"{placement.source}; check -s, or say where it stands with --exported_transform"
         )
-    row = {**_means(figures.mesh), **_file_figures(mesh), "frame": frame.source}
+    row = {**_means(figures.mesh), **_file_figures(mesh), "frame": placement.source}
     if figures.gaussians:
         row["gaussians"] = _means(figures.gaussians)
     row["views"] = {
@@ -259,10 +265,12 @@ class _Figures(NamedTuple):
 
 
 def _measure_views(
-    renderer: MeshRenderer, cameras: Sequence[Camera], options: ExportedOptions, console: Console
+    renderer: MeshRenderer,
+    gaussians: Gaussians | None,
+    cameras: Sequence[Camera],
+    options: ExportedOptions,
 ) -> _Figures:
     """Compare a mesh, and Gaussians if there are some, with the photographs of cameras."""
-    gaussians = _read_gaussians(options, console)
     fitted = options.exposure_compensation
     white = options.white_background
     figures = _Figures([], [])
@@ -277,33 +285,55 @@ def _measure_views(
     return figures
 
 
+def _placement_of(options: ExportedOptions) -> Placement:
+    """Return where the file stands.
+
+    Raises:
+        UserError: A record is damaged, or the one is missing that a file of its name has.
+    """
+    path = options.exported
+    given = options.exported_transform
+    if given == UNMOVED:
+        return Placement.unmoved(path)
+    if given is not None:
+        record = Path(given)
+        if not record.is_file():
+            raise UserError(f"--exported_transform {given}: no such file; or pass {UNMOVED}")
+        return Placement.of(path, record)
+    placement = Placement.of(path)
+    expected = expected_record(path)
+    if not placement.is_recorded and expected is not None:
+        raise UserError(
+            f"{path}: no {expected} beside it says where it stands; pass it as "
+            f"--exported_transform, or {UNMOVED} for a file that was not moved"
+        )
+    return placement
+
+
 def _scene_of(options: ExportedOptions, console: Console) -> Scene:
     """Return the capture that the file was made from."""
     capture = capture_of([options.exported], options.scene_path, options.checkpoint_path)
     if capture.scene is None:
         raise UserError("-s/--scene_path is missing; pass the scene folder of the exported file")
-    common: dict[str, Any] = {
-        "size_rule": options.size,
-        "white_background": options.white_background,
-        "masks": options.mask_options,
-        "view_options": options.view_options,
-        "notify": console.info,
-    }
-    if capture.checkpoint is None:
-        return load_scene(capture.scene, **common)
-    checkpoint = load_reference_checkpoint(capture.checkpoint, None, console.info)
-    common["images_dir"] = checkpoint.images_dir
-    return load_scene_for_checkpoint(capture.scene, checkpoint, **common)
+    return scene_of(
+        capture,
+        options.size,
+        console.info,
+        white_background=options.white_background,
+        masks=options.mask_options,
+        view_options=options.view_options,
+        require_images=True,
+    )
 
 
-def _read_gaussians(options: ExportedOptions, console: Console) -> Gaussians | None:
-    """Read the Gaussians to measure on the same pixels; None where none are wanted."""
+def _read_gaussians(options: ExportedOptions, scene: Scene, console: Console) -> Gaussians | None:
+    """Read the Gaussians to measure on the same pixels, in the scene; None without any."""
     path = options.exported_gaussians
     if path is None:
         return None
     if not path.exists():
         raise UserError(f"--exported_gaussians {path}: no such file or folder")
-    cloud = read_any_gaussians(path, console.info)
+    cloud = read_gaussians_in_scene(path, console.info, scene.offset)
     return cloud.to(options.compute.device).activate()
 
 

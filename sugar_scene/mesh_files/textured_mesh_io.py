@@ -24,8 +24,9 @@ from torch import Tensor
 from gaussian_splatting.core.moved import GLB_AXES
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import IMAGE_ERRORS
+from gaussian_splatting.data.world_offset import near_offset
+from gaussian_splatting.formats.gltf_container import BinaryPart, finished_glb, gltf_start
 from sugar_scene.mesh_files import materials
-from sugar_scene.mesh_files.gltf_container import BinaryPart, finished_glb, gltf_start
 from sugar_scene.mesh_files.materials import Material
 from sugar_scene.mesh_files.tangent_space import (
     corner_tangents,
@@ -34,7 +35,7 @@ from sugar_scene.mesh_files.tangent_space import (
 )
 from sugar_scene.triangle_mesh import fits_float32
 from sugar_scene.triangle_rasterizer import rasterize_triangles
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
 _CHUNK_ROWS = 1 << 16
@@ -356,10 +357,18 @@ def _add_clay(content: dict[str, Any]) -> None:
     primitive["extensions"] = {_VARIANTS: {"mappings": mappings}}
 
 
-def read_textured_mesh(path: Path) -> TexturedMesh:
+def read_textured_mesh(
+    path: Path, notify: Notify = print, offset: np.ndarray | None = None
+) -> TexturedMesh:
     """Read an OBJ of triangles with texture coordinates, and the picture of its material file.
 
     The pictures of several materials are put together into one.
+
+    Args:
+        path: The OBJ.
+        notify: Called with lines about what is left out.
+        offset: That is subtracted from coordinates far from the origin, in float64; see
+            :func:`~gaussian_splatting.data.world_offset.near_offset`. (3,)
 
     Raises:
         UserError: A file is missing or damaged, or has no texture.
@@ -394,6 +403,7 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
     for rows, table in ((vertex_rows, vertices), (point_rows, points)):
         if rows.size and not 0 <= rows.min() <= rows.max() < len(table):
             raise UserError(f"{path}: a face refers to a row that is not there; extract it again")
+    vertices = vertices - near_offset(vertices, offset, path, notify)
     uvs = points[point_rows]
     if appearance.layout is not None:
         uvs = appearance.layout.moved(uvs, material_rows, path)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from gaussian_splatting.core.moved import GLB_AXES
+from gaussian_splatting.formats.gltf_container import BinaryPart
 from sugar_extractors.export.engines.colliders import Collider
-from sugar_scene.mesh_files.gltf_container import BinaryPart
 
 COLLISION_KEY = "collision"
 """Key of a node's extras: ``convex`` or ``mesh``."""

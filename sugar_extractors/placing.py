@@ -1,29 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results upright and in metres: a copy of mesh and Gaussians, and the matrix that moved them.
-
-Everything else stays in the world of the capture, which has no up and no unit.
-"""
+"""How results are to stand: upright, and in metres; the matrix from the capture to there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-import torch
 
-from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
+from gaussian_splatting.core.moved import moved_points
 from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.data.names import NameIndex
-from gaussian_splatting.formats.ply import write_gaussian_ply
-from gaussian_splatting.scenes.scene import Scene
-from sugar_scene.mesh_files import textured_mesh_io
-from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, TexturedMesh
-from sugar_utils.errors import Notify, UserError
-from sugar_utils.files import file_digest, read_json, write_json_atomic
+from gaussian_splatting.data.world_offset import offset_for
+from sugar_utils.errors import UserError
 from sugar_utils.flags import positive_float
 from sugar_utils.schemas import FAR
 from sugar_utils.settings import flag
@@ -83,84 +73,24 @@ class PlacementOptions:
         return self.orient == "up" or any(point_of(text) is None for text in places)
 
 
-def placed_path(obj_path: Path) -> Path:
-    """Return the OBJ of the copy beside a mesh."""
-    return obj_path.with_name(f"{obj_path.stem}_placed.obj")
-
-
-def placed_gaussians(obj_path: Path) -> Path:
-    """Return the PLY of the Gaussians of the copy beside a mesh."""
-    return obj_path.with_name(f"{placed_path(obj_path).stem}_gaussians.ply")
-
-
-def write_placed(
-    obj_path: Path,
-    scene: Scene,
-    gaussians: Callable[[], GaussianCloud],
+def placing_matrix(
+    cameras: Sequence[Camera],
+    points: np.ndarray,
+    vertices: np.ndarray,
     options: PlacementOptions,
-    glb: bool,
-    notify: Notify,
-    lit: bool = False,
-) -> None:
-    """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for."""
-    mesh = textured_mesh_io.read_textured_mesh(obj_path)
-    vertices = mesh.vertices.numpy().astype(np.float64)
-    matrix = placement(scene.calibrated_cameras, scene.points, vertices, options)
-    target = placed_path(obj_path)
-    upright = options.orient == "up"
-    metric = options.known_distance is not None
-    note_file = target.with_suffix(".json")
-    moved = moved_points(vertices, matrix)
-    size = np.ptp(moved, axis=0)
-    note = {
-        "matrix": matrix.tolist(),
-        "glb_matrix": glb_matrix(matrix, upright).tolist(),
-        "meaning": "placed = matrix x (x, y, z, 1) of the capture; rows of 4; glb_matrix: of the "
-        "GLB, whose format wants y up",
-        "up": "+y" if upright else None,
-        "unit": "metre" if metric else None,
-        "size": size.tolist(),
-        "source": obj_path.name,
-        "source_digest": file_digest(obj_path),
-        "lit": lit,
-    }
-    files = [*textured_mesh_io.mesh_files(target, glb), placed_gaussians(obj_path), note_file]
-    if not (all(path.is_file() for path in files) and read_json(note_file) == note):
-        note_file.unlink(missing_ok=True)
-        write_gaussian_ply(placed_gaussians(obj_path), moved_cloud(gaussians(), matrix))
-        write_moved_mesh(target, mesh, moved, glb=glb, upright=upright, lit=lit)
-        write_json_atomic(note_file, note)
-    sides = " x ".join(f"{side:.3g}" for side in size)
-    unit = " m" if metric else ""
-    notify(f"placed mesh and Gaussians, {sides}{unit}: {target}")
-
-
-def write_moved_mesh(
-    obj_path: Path, mesh: TexturedMesh, moved: np.ndarray, glb: bool, upright: bool, lit: bool
-) -> None:
-    """Write a textured mesh with its vertices elsewhere.
-
-    Args:
-        moved: The vertices, (V, 3); rounded to float32.
-        upright: Whether y is up in them, as the GLB wants it.
-    """
-    placed = replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
-    style = MeshStyle(y_up=upright, lit=lit, obj_normals=True)
-    textured_mesh_io.write_textured_mesh(obj_path, placed, glb=glb, style=style)
-
-
-def glb_matrix(matrix: np.ndarray, upright: bool) -> np.ndarray:
-    """Return the (4, 4) matrix to a GLB, which turns a world that is not upright to y up."""
-    return matrix if upright else GLB_AXES @ matrix
-
-
-def placement(
-    cameras: Sequence[Camera], points: np.ndarray, vertices: np.ndarray, options: PlacementOptions
+    world_offset: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the (4, 4) matrix from the world of the capture to that of the copy.
 
     Upright meshes stand on y = 0, the middle of their base at the origin, and show +z the side that
     the photographs show. Others stay where they are, but for the scale.
+
+    Args:
+        cameras: Of the capture.
+        points: Of the reconstruction, which may show the ground. (P, 3)
+        vertices: Of the mesh, or the centres of Gaussians. (V, 3)
+        options: How the copy is to stand.
+        world_offset: See :func:`scale_of`. (3,)
     """
     matrix = np.eye(4)
     if options.orient == "up":
@@ -170,22 +100,33 @@ def placement(
         base = np.array([(low[0] + high[0]) / 2, turned[:, 1].min(), (low[2] + high[2]) / 2])
         matrix[:3, :3] = rotation
         matrix[:3, 3] = -base
-    matrix[:3] *= scale_of(cameras, options)
+    matrix[:3] *= scale_of(cameras, options, world_offset)
     reach = np.abs(moved_points(vertices, matrix)).max(initial=0)
     if options.wanted and reach > FAR:
         raise UserError(f"the copy would reach {reach:.2g} units far; choose a smaller scale")
     return matrix
 
 
-def scale_of(cameras: Sequence[Camera], options: PlacementOptions) -> float:
-    """Return the scale of the copy, by a factor or by a known distance."""
+def scale_of(
+    cameras: Sequence[Camera], options: PlacementOptions, world_offset: np.ndarray | None = None
+) -> float:
+    """Return the scale of the copy, by a factor or by a known distance.
+
+    Args:
+        cameras: Of the capture.
+        options: With the factor or the distance.
+        world_offset: That is subtracted from coordinates of the original capture; points may have
+            these. (3,)
+    """
     if options.scale_factor is not None:
         return options.scale_factor
     if options.known_distance is None:
         return 1.0
     a, b, metres = options.known_distance
     with np.errstate(over="ignore"):
-        distance = float(np.linalg.norm(_place_of(a, cameras) - _place_of(b, cameras)))
+        first = _position_of(a, cameras, world_offset)
+        second = _position_of(b, cameras, world_offset)
+        distance = float(np.linalg.norm(first - second))
     if not distance > 0:
         raise UserError(f"--known_distance {a} {b}: both are the same place; name two others")
     return _checked_scale(_metres(metres) / distance, f"--known_distance {a} {b} {metres}")
@@ -217,10 +158,15 @@ def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
             _photograph_of(text, names)
 
 
-def _place_of(text: str, cameras: Sequence[Camera]) -> np.ndarray:
+def _position_of(
+    text: str, cameras: Sequence[Camera], world_offset: np.ndarray | None
+) -> np.ndarray:
+    """Return a point of the capture, or the centre of a camera. (3,)"""
     by_name = {camera.name: camera for camera in cameras}
     point = point_of(text)
-    return by_name[_photograph_of(text, list(by_name))].center if point is None else point
+    if point is None:
+        return by_name[_photograph_of(text, list(by_name))].center
+    return point if world_offset is None else point - offset_for(point[None], world_offset)
 
 
 def point_of(text: str) -> np.ndarray | None:
@@ -240,8 +186,3 @@ def _photograph_of(text: str, names: Sequence[str]) -> str:
             f"--known_distance {text}: neither a registered photograph{example} nor a point x,y,z"
         )
     return name
-
-
-def moved_points(vertices: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Return points after an affine map. (V, 3) and (4, 4) -> (V, 3)"""
-    return vertices @ matrix[:3, :3].T + matrix[:3, 3]

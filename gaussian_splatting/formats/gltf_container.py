@@ -152,6 +152,26 @@ def split_glb(file: bytes) -> tuple[dict[str, Any], bytes]:
     return json.loads(file[20 : 20 + length]), file[28 + length :]
 
 
+def read_root_extras(path: Path) -> dict[str, Any]:
+    """Read the ``extras`` of the first root node of a GLB, and nothing else of the file.
+
+    They are empty where there are none, or where the file is damaged: who reads it all says how.
+    """
+    with path.open("rb") as file:
+        head = file.read(20)
+        if len(head) < 20 or not head.startswith(b"glTF") or head[16:20] != b"JSON":
+            return {}
+        (length,) = struct.unpack_from("<I", head, 12)
+        text = file.read(length)
+    try:
+        description = json.loads(text)
+        scene = description["scenes"][description.get("scene", 0)]
+        extras = description["nodes"][scene["nodes"][0]]["extras"]
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return {}
+    return extras if isinstance(extras, dict) else {}
+
+
 def gltf_start(name: str, primitive: dict[str, Any], extensions: Sequence[str]) -> dict[str, Any]:
     """Return the JSON part of a glTF of one mesh, without its buffers."""
     content: dict[str, Any] = {
