@@ -14,6 +14,7 @@ from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.masks import with_masks
 from sugar_capture import panoramas, scene_folder
+from sugar_capture.georeference.video_positions import srt_beside, video_track
 from sugar_capture.known_cameras import KnownCameras, read_cameras, the_cameras
 from sugar_capture.photographs import Photograph, described_photographs
 from sugar_capture.scene_folder import Work, digest, note
@@ -85,9 +86,13 @@ def _read_photographs(work: Work) -> list[Photograph]:
             f"{source.video.name}: {len(choice.frames)} of {choice.of} frames{repeated}"
         )
     photographs = described_photographs(source.folder, source.recursive)
-    n_placed = sum(photograph.gps is not None for photograph in photographs)
-    if source.video is not None and n_placed:
-        work.console.info(f"{n_placed} frames have GPS positions from the video")
+    if source.video is not None:
+        n_placed = sum(photograph.gps is not None for photograph in photographs)
+        subtitles = srt_beside(source.video)
+        if n_placed:
+            work.console.info(f"{n_placed} frames have GPS positions from the video")
+        elif subtitles is not None and video_track(source.video) is None:
+            work.console.info(f"note: {subtitles.name} has no positions that can be read")
     if len(photographs) < _MIN_PHOTOGRAPHS:
         raise UserError(
             f"{source.folder}: {len(photographs)} photographs; at least {_MIN_PHOTOGRAPHS} are "

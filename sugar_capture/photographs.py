@@ -15,7 +15,7 @@ from PIL import ExifTags, Image
 
 from gaussian_splatting.data.images import colors_of, has_alpha, open_image
 from gaussian_splatting.data.names import HEIF_SUFFIXES, IMAGE_SUFFIXES, natural_order
-from sugar_capture.georeference.gps_tags import GpsPosition, gps_of_tags
+from sugar_capture.georeference.gps_tags import GpsPosition, gps_of_metadata
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.libraries import load_package
 
@@ -96,12 +96,16 @@ def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
             raise UserError(
                 f"{printable_path}: the name is not valid UTF-8, which COLMAP needs; rename it"
             ) from error
-    _register_heif_reader(files)
+    register_heif_reader(files)
     return [_describe(path, folder) for path in files]
 
 
-def _register_heif_reader(files: Sequence[Path]) -> None:
-    """Let Pillow read HEIC, where there are such files."""
+def register_heif_reader(files: Sequence[Path]) -> None:
+    """Let Pillow read HEIC, where there are such files.
+
+    Raises:
+        UserError: There are, and their reader is not installed.
+    """
     heif = [path for path in files if path.suffix.lower() in HEIF_SUFFIXES]
     if not heif:
         return
@@ -118,6 +122,7 @@ def _describe(path: Path, folder: Path) -> Photograph:
         stored_width, stored_height = image.size
         depth = _depth(image.mode)
         transparent = has_alpha(image)
+        gps = gps_of_metadata(location, image.info.get("xmp")).position
     orientation = exif.get(_TAGS.Orientation, 1)
     is_on_its_side = orientation in _ON_ITS_SIDE
     is_turned = orientation in _UPRIGHT_TURNS
@@ -137,7 +142,7 @@ def _describe(path: Path, folder: Path) -> Photograph:
         transparent=transparent,
         keeps_size=is_turned and not is_on_its_side,
         time=_time_taken(details),
-        gps=gps_of_tags(location),
+        gps=gps,
     )
 
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.scene import Scene
 from sugar_capture.georeference import map_systems
 from sugar_capture.georeference.control_points import (
@@ -18,7 +16,7 @@ from sugar_capture.georeference.control_points import (
     ControlPoints,
     read_control_points,
 )
-from sugar_capture.georeference.gps_tags import gps_of
+from sugar_capture.georeference.gps_photographs import gps_photographs
 from sugar_capture.georeference.map_placement import (
     CHECK,
     CONTROL,
@@ -50,8 +48,6 @@ from sugar_capture.georeference.triangulation import (
     TriangulatedPoint,
     triangulated,
 )
-from sugar_capture.photographs import picture_files
-from sugar_capture.scene_folder import INPUT
 from sugar_utils.errors import Notify, UserError, shortened
 
 _CHECK_EVERY = 5  # of unnamed control points, where there are enough
@@ -60,7 +56,6 @@ _MAX_RESIDUAL = 0.05  # root mean square of control points, as a share of their 
 _MAX_TURN = 10.0  # degrees by which the orientation may be uncertain
 _MIN_AGREEING = 0.5  # share of the points
 _MAX_PIXEL_ERROR = 0.01  # of the longer side of a photograph
-_TOGETHER = 50_000.0  # metres within which photographs of one capture lie
 _LOOKS_UP = 0.5  # vertical part of the mean direction of view, above which cameras look up
 
 
@@ -358,13 +353,6 @@ def _require_orientation(fit: Fit, source: np.ndarray, what: str) -> None:
         )
 
 
-class _GpsPhotograph(NamedTuple):
-    """A camera and the position in its photograph."""
-
-    camera: Camera
-    position: np.ndarray  # longitude, latitude, altitude, (3,)
-
-
 def _by_gps(
     scene: Scene, system: MapSystem | None, target_scale: TargetScale | None, notify: Notify
 ) -> MapPlacement:
@@ -373,16 +361,7 @@ def _by_gps(
     Args:
         target_scale: By printed targets, which are more exact; None: GPS gives it, too.
     """
-    photographs, names_without_altitude = _positions_of(scene)
-    if len(photographs) < MIN_POINTS:
-        missing = ""
-        if names_without_altitude:
-            missing = f" ({len(names_without_altitude)} more have no altitude)"
-        raise UserError(
-            f"{scene.root}: {len(photographs)} photographs have GPS in their EXIF data{missing}, "
-            f"and it takes {MIN_POINTS}; use the photographs as the camera wrote them, or --gcp"
-        )
-    photographs = _without_strays(photographs, notify)
+    photographs = gps_photographs(scene, notify)
     positions = np.stack([photograph.position for photograph in photographs])
     origin = map_systems.system_of_code(map_systems.WGS84, "GPS")
     what = f"{scene.root}: GPS"
@@ -415,46 +394,3 @@ def _map_metres(positions: np.ndarray, frame: _MapFrame) -> float:
     longitude, latitude, altitude = np.median(positions, axis=0)
     plane = TangentPlane(latitude=latitude, longitude=longitude, altitude=altitude)
     return fitted(plane.positions(positions), frame.local).similarity.scale
-
-
-def _positions_of(scene: Scene) -> tuple[list[_GpsPhotograph], list[str]]:
-    """Return the photographs with a complete position, and the names of those without altitude."""
-    folder = scene.root / INPUT
-    by_name = {path.relative_to(folder).as_posix(): path for path in picture_files(folder)}
-    index = NameIndex(by_name)
-    photographs = []
-    without_altitude = []
-    for camera in scene.calibrated_cameras:
-        original = index.find(camera.name)
-        candidates = [camera.source_path, camera.image_path]
-        if original is not None:
-            # Flat copies have no EXIF data.
-            candidates.insert(0, by_name[original])
-        for path in candidates:
-            position = None if path is None or not path.is_file() else gps_of(path)
-            if position is None:
-                continue
-            if position.altitude is None:
-                without_altitude.append(camera.name)
-            else:
-                place = np.array([position.longitude, position.latitude, position.altitude])
-                photographs.append(_GpsPhotograph(camera, place))
-            break
-    return photographs, without_altitude
-
-
-def _without_strays(photographs: Sequence[_GpsPhotograph], notify: Notify) -> list[_GpsPhotograph]:
-    """Return photographs without those whose GPS is far from that of most others."""
-    positions = np.stack([photograph.position for photograph in photographs])
-    places = map_systems.geocentric(positions)
-    distances = np.linalg.norm(places - np.median(places, axis=0), axis=1)
-    together = []
-    for photograph, distance in zip(photographs, distances, strict=True):
-        if distance <= _TOGETHER:
-            together.append(photograph)
-            continue
-        notify(
-            f"note: the GPS of {photograph.camera.name} is left out: it is "
-            f"{distance / 1000:,.0f} km from the others"
-        )
-    return together

@@ -17,8 +17,7 @@ from gaussian_splatting.data.images import image_size, lens_at, lens_of
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.scene import Scene
 from sugar_capture.georeference.control_points import PointObservation
-from sugar_capture.photographs import picture_files
-from sugar_capture.scene_folder import INPUT, WORK
+from sugar_capture.scene_folder import WORK, original_photographs
 from sugar_utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -138,15 +137,12 @@ def _lenses_of(root: Path) -> dict[str, pycolmap.Camera]:
     if format_of(model) is None:
         return {}
     reconstruction = read_reconstruction(model)
-    sizes = {}
-    folder = root / INPUT
-    for path in picture_files(folder):
-        sizes[path.relative_to(folder).as_posix()] = path
+    originals = original_photographs(root)
     lenses = {}
     for number in reconstruction.reg_image_ids():
         image = reconstruction.images[number]
         lens = reconstruction.cameras[image.camera_id]
-        path = sizes.get(image.name)
+        path = originals.get(image.name)
         if path is not None and not lens.is_undistorted():
             width, height = _upright_size(path, lens)
             lens = lens_at(lens, width, height) or lens
