@@ -486,3 +486,83 @@ def test_points_of_a_file_are_read_as_they_are(tmp_path):
         ("a.jpg", 4, 5),
         ("b.jpg", 6, 7),
     ]
+
+
+POSITION = (500021.03, 5400012.5, 300.25)
+IN_BLANKS = "500021,03 5400012,5 300,25 4,5 6,5 {} P1"
+IN_TABS = "500021.03\t5400012.5\t300.25\t4.5\t6.5\t{}\t{}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "image", "name"),
+    [
+        ([IN_BLANKS.format("a.jpg")], "a.jpg", "P1"),
+        ([IN_BLANKS.format("2026 DJI 1.JPG")], "2026 DJI 1.JPG", "P1"),
+        ([IN_BLANKS.format('"a 1"')], "a 1", "P1"),
+        ([IN_BLANKS.replace(" ", ";").format("a 1.jpg")], "a 1.jpg", "P1"),
+        ([IN_BLANKS.replace(" ", "\t").format("a 1.jpg")], "a 1.jpg", "P1"),
+        ([IN_TABS.format("a 1.jpg", "Point 1")], "a 1.jpg", "Point 1"),
+        ([IN_TABS.format('"a.jpg"', '"P 1"')], "a.jpg", "P 1"),
+        (["500021.03, 5400012.5, 300.25, 4.5, 6.5, a 1.jpg, P 1"], "a 1.jpg", "P 1"),
+        (["500021.03 5400012.5 300.25 4.5 6.5 a.jpg P1 0.02 0.05"], "a.jpg", "P1"),
+        # What follows belongs to the name where its first word is that of another point, too.
+        (
+            [
+                "500021.03 5400012.5 300.25 4.5 6.5 a.jpg Point 1",
+                "500029.03 5400012.5 300.25 4.5 6.5 a.jpg Point 2",
+            ],
+            "a.jpg",
+            "Point 1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_lists_are_read_with_any_separators_and_decimal_commas(
+    lines, image, name, encoding, tmp_path
+):
+    path = tmp_path / "gcp_list.txt"
+    path.write_bytes("\r\n".join([f"EPSG:{EPSG}", *lines, ""]).encode(encoding))
+    file = read_control_points([path])
+    assert file.system is not None
+    assert file.system.epsg == EPSG
+    point = file.points[0]
+    assert point.name == name
+    np.testing.assert_array_equal(point.position, POSITION)
+    (observation,) = point.observations
+    assert observation[:3] == (image, 4.5, 6.5)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["label x y z", "P1 500021,03 5400012,5 300,25"],
+        ["P1 500021,03 5400012,5 300,25"],
+        ["Name;Easting;Northing;Height", "P1;500021,03;5400012,5;300,25"],
+        ["label\tx\ty\tz", "P1\t500021,03\t5400012,5\t300,25"],
+        ["label,x,y,z", '"P1","500021,03","5400012,5","300,25"'],
+        ["#name,x,y,alt", "P1, 500021.03, 5400012.5, 300.25,"],
+        ["label x y z", '"P1" 500021.03 5400012.5 300.25'],
+    ],
+)
+def test_tables_of_markers_are_read_with_any_separators_and_decimal_commas(rows, tmp_path):
+    path = tmp_path / "markers.csv"
+    path.write_bytes("\r\n".join([*rows, ""]).encode("utf-8-sig"))
+    (point,) = read_control_points([path], needs_pixels=False).points
+    assert point.name == "P1"
+    np.testing.assert_array_equal(point.position, POSITION)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["EPSG:32633", "500,021.03 5400012.5 300 1 2 a.jpg"], "line 2: '500,021.03' is no number"),
+        (["EPSG:32633", "5000,03,54000,5,300,25,4,5,6,5,a.jpg"], "line 2.*write decimal points"),
+        (["label,x,y,z", "P1,500021,03,5400012,5,300,25"], "line 2.*write decimal points"),
+        (["label x y z", "GCP 1 500021.03 5400012.5 300.25"], "line 2.*quote names with blanks"),
+    ],
+)
+def test_numbers_and_names_that_cannot_be_told_apart_are_refused(lines, message, tmp_path):
+    path = tmp_path / "gcp.txt"
+    path.write_text("\n".join(lines))
+    with pytest.raises(UserError, match=message):
+        read_control_points([path], needs_pixels=False)
