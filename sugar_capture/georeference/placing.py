@@ -17,6 +17,7 @@ from sugar_capture.georeference.control_points import (
     read_control_points,
 )
 from sugar_capture.georeference.gps_photographs import gps_photographs
+from sugar_capture.georeference.map_conversion import conversion
 from sugar_capture.georeference.map_placement import (
     CHECK,
     CONTROL,
@@ -53,6 +54,7 @@ from sugar_utils.errors import Notify, UserError, shortened
 _CHECK_EVERY = 5  # of unnamed control points, where there are enough
 _MIN_FOR_CHECKS = 6
 _MAX_RESIDUAL = 0.05  # root mean square of control points, as a share of their extent
+_RECEIVER_ERROR = 10.0  # metres, root mean square, that receivers of phones and drones stay below
 _MAX_TURN = 10.0  # degrees by which the orientation may be uncertain
 _MIN_AGREEING = 0.5  # share of the points
 _MAX_PIXEL_ERROR = 0.01  # of the longer side of a photograph
@@ -170,7 +172,7 @@ def _by_control_points(
             f"more, and it takes {n_needed}; add points, or lines of further photographs"
         )
     positions = np.stack([row.point.position for row in located])
-    frame = _map_frame(positions, file, system)
+    frame = _map_frame(positions, file, system, notify)
     is_check = _check_points([row.point for row in located])
     is_control = ~is_check
     n_control = int(is_control.sum())
@@ -184,7 +186,8 @@ def _by_control_points(
     _require_orientation(fit, source[is_control], f"{file.place}: control points")
     controls = np.flatnonzero(is_control)
     control_names = [located[row].point.name for row in controls]
-    _require_small(fit, frame.local[is_control], control_names, file.place)
+    what = f"{file.place}: control points"
+    _require_small(fit, frame.local[is_control], control_names, what)
     roles = [CHECK] * len(located)
     for row, is_used in zip(controls, fit.is_used, strict=True):
         roles[row] = CONTROL if is_used else LEFT_OUT
@@ -192,6 +195,7 @@ def _by_control_points(
     residuals = []
     for row, role, difference in zip(located, roles, differences, strict=True):
         residuals.append(Residual(row.point.name, role, difference, row.place.error))
+    _note_checks(residuals, frame.local, notify)
     if n_control == n_needed:
         notify(f"note: {n_needed} control points leave nothing to check them by; add a fourth")
     return MapPlacement(
@@ -265,22 +269,29 @@ class _MapFrame(NamedTuple):
     plane: TangentPlane | None
 
 
-def _map_frame(positions: np.ndarray, file: ControlPoints, system: MapSystem | None) -> _MapFrame:
+def _map_frame(
+    positions: np.ndarray, file: ControlPoints, system: MapSystem | None, notify: Notify
+) -> _MapFrame:
     """Return the places of control points, (N, 3), in the system that is wanted."""
     origin = file.system
     if origin is None:
         origin = system
     if origin is not None and origin.is_geographic:
-        return _geographic_frame(positions, origin, system, file.place)
-    if origin is not None and system is not None:
-        positions = map_systems.converted(positions, origin, system, file.place)
+        return _geographic_frame(positions, origin, system, file.place, notify)
     target = system or origin
-    offset = np.round(positions.mean(axis=0))
-    return _MapFrame(positions - offset, offset, target, None)
+    if target is None:
+        offset = np.round(positions.mean(axis=0))
+        return _MapFrame(positions - offset, offset, None, None)
+    map_systems.require_metres(target, file.place)
+    return _frame_in(positions, origin or target, target, file.place, notify)
 
 
 def _geographic_frame(
-    positions: np.ndarray, origin: MapSystem, system: MapSystem | None, place: str
+    positions: np.ndarray,
+    origin: MapSystem,
+    system: MapSystem | None,
+    place: str,
+    notify: Notify,
 ) -> _MapFrame:
     """Return places in degrees and metres, (N, 3), in a system in metres.
 
@@ -297,9 +308,21 @@ def _geographic_frame(
     if system is None:
         plane = TangentPlane(latitude=middle[1], longitude=middle[0], altitude=middle[2])
         return _MapFrame(plane.positions(positions), np.zeros(3), None, plane)
-    moved = map_systems.converted(positions, origin, system, place)
+    return _frame_in(positions, origin, system, place, notify)
+
+
+def _frame_in(
+    positions: np.ndarray, origin: MapSystem, target: MapSystem, place: str, notify: Notify
+) -> _MapFrame:
+    """Return places of one system, (N, 3), in another one, whose scale must be 1 there."""
+    middle = np.median(positions, axis=0)
+    way = conversion(origin, target, origin, middle, place)
+    for note in way.notes:
+        notify(f"note: {place}: {note}")
+    moved = way.apply(positions)
+    map_systems.require_true_lengths(target, np.median(moved, axis=0), place)
     offset = np.round(moved.mean(axis=0))
-    return _MapFrame(moved - offset, offset, system, None)
+    return _MapFrame(moved - offset, offset, target, None)
 
 
 def _fit_of_points(
@@ -323,19 +346,72 @@ def _fit_of_points(
     return fit
 
 
-def _require_small(fit: Fit, target: np.ndarray, names: Sequence[str], place: str) -> None:
-    """Raise a UserError where control points do not fit the capture."""
-    extent = float(np.linalg.norm(np.ptp(target, axis=0)))
+def _require_small(fit: Fit, target: np.ndarray, names: Sequence[str], what: str) -> None:
+    """Raise a UserError where points do not fit the capture.
+
+    Args:
+        target: The points on the map. (N, 3)
+        names: Of the points.
+        what: What they are, for the error.
+    """
+    extent = _extent(target)
     if fit.rms <= _MAX_RESIDUAL * extent:
         return
-    distances = fit.distances
-    worst = np.argsort(-distances)[:3]
-    numbers = ", ".join(f"{names[row]} {distances[row]:.3g} m" for row in worst)
     raise UserError(
-        f"{place}: the control points do not fit the capture: {fit.rms:.3g} m RMS over "
-        f"{extent:.3g} m ({numbers}); check their coordinate system, the order of their "
-        "coordinates and their pixels"
+        f"{what} do not fit the capture: {_misfit(fit, extent, names)}; check their coordinate "
+        "system, the order of their coordinates and their pixels"
     )
+
+
+def _check_gps(
+    fit: Fit, target: np.ndarray, names: Sequence[str], what: str, notify: Notify
+) -> None:
+    """Raise a UserError where GPS misses the capture by more than receivers do; name large errors.
+
+    Args:
+        target: The positions on the map. (N, 3)
+        names: Of the photographs.
+        what: Whose GPS it is, for the error.
+    """
+    extent = _extent(target)
+    limit = _MAX_RESIDUAL * extent
+    if fit.rms <= limit:
+        return
+    misfit = _misfit(fit, extent, names)
+    if fit.rms > _RECEIVER_ERROR:
+        raise UserError(
+            f"{what} does not fit the capture: {misfit}; check the altitudes in the photographs, "
+            "or use --gcp"
+        )
+    notify(f"note: GPS is imprecise for a capture of this size: {misfit}; check the altitudes")
+
+
+def _note_checks(residuals: Sequence[Residual], target: np.ndarray, notify: Notify) -> None:
+    """Name the check points that miss the map by more than control points may.
+
+    Args:
+        target: All points on the map. (N, 3)
+    """
+    limit = _MAX_RESIDUAL * _extent(target)
+    rows = [row for row in residuals if row.role == CHECK and row.distance > limit]
+    if rows:
+        misses = shortened([f"{row.name} {row.distance:.3g} m" for row in rows])
+        notify(
+            f"note: check points miss the map by more than {100 * _MAX_RESIDUAL:g} % of its extent "
+            f"({misses}); check their coordinates, and whether the capture is bent"
+        )
+
+
+def _extent(points: np.ndarray) -> float:
+    """Return the diagonal of the box around points, (N, 3)."""
+    return float(np.linalg.norm(np.ptp(points, axis=0)))
+
+
+def _misfit(fit: Fit, extent: float, names: Sequence[str]) -> str:
+    """Describe how far points of an extent lie from where a fit has them, the farthest first."""
+    worst = np.argsort(-fit.distances)[:3]
+    numbers = ", ".join(f"{names[row]} {fit.distances[row]:.3g} m" for row in worst)
+    return f"{fit.rms:.3g} m RMS over {extent:.3g} m ({numbers})"
 
 
 def _require_orientation(fit: Fit, source: np.ndarray, what: str) -> None:
@@ -365,7 +441,7 @@ def _by_gps(
     positions = np.stack([photograph.position for photograph in photographs])
     origin = map_systems.system_of_code(map_systems.WGS84, "GPS")
     what = f"{scene.root}: GPS"
-    frame = _geographic_frame(positions, origin, system, what)
+    frame = _geographic_frame(positions, origin, system, what, notify)
     source = np.stack([photograph.camera.center for photograph in photographs])
     if len(source) < MIN_POINTS:
         raise UserError(f"{what} of {len(source)} photographs agrees; it takes {MIN_POINTS}")
@@ -374,6 +450,7 @@ def _by_gps(
         scale = target_scale.metres * _map_metres(positions, frame)
     fit = _fit_of_points(source, frame.local, what, scale)
     _require_orientation(fit, source, f"{what} positions")
+    _check_gps(fit, frame.local, [row.camera.name for row in photographs], what, notify)
     residuals = []
     for row, photograph in enumerate(photographs):
         role = CONTROL if fit.is_used[row] else LEFT_OUT
