@@ -115,7 +115,7 @@ def write_result_folder(
     cloud = None if results.splats is None else results.read_splats()
     mesh = _read_mesh(results)
     vertices = _places(mesh, cloud)
-    matrix = placement(scene.calibrated_cameras, scene.points, vertices, options)
+    matrix = placement(scene.calibrated_cameras, scene.points, vertices, options, scene.offset)
     if isinstance(mesh, TexturedMesh):
         moved = moved_points(vertices, matrix)
         target = folder / f"{MESH}.obj"

@@ -12,6 +12,7 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.reference_layout import camera_entry
+from gaussian_splatting.formats.moved import scale_of_matrix
 from sugar_utils.files import write_json_atomic
 
 PHOTOGRAPHS = "photographs.json"
@@ -43,7 +44,7 @@ def write_photographs(folder: Path, cameras: Sequence[Camera], matrix: np.ndarra
 def placed_camera(camera: Camera, matrix: np.ndarray) -> Camera:
     """Return a camera after a similarity: it sees what was moved along as it did. (4, 4)"""
     linear = matrix[:3, :3]
-    scale = float(np.cbrt(np.linalg.det(linear)))
+    scale = scale_of_matrix(matrix)
     rotation = camera.rotation @ (linear / scale).T
     center = linear @ camera.center + matrix[:3, 3]
     return replace(

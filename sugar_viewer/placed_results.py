@@ -11,6 +11,7 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.formats.moved import scale_of_matrix
 from sugar_extractors.result_folder import TRANSFORM
 from sugar_extractors.result_photographs import placed_camera
 from sugar_extractors.texture.placed_export import moved_points
@@ -58,7 +59,6 @@ def placement_of(path: Path) -> np.ndarray | None:
 
 def moved_scene(scene: Scene, matrix: np.ndarray) -> Scene:
     """Return a capture in the world of upright results: rotated, scaled and shifted. (4, 4)"""
-    scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
 
     def moved(cameras: Sequence[Camera]) -> list[Camera]:
         return [placed_camera(camera, matrix) for camera in cameras]
@@ -70,5 +70,5 @@ def moved_scene(scene: Scene, matrix: np.ndarray) -> Scene:
         original_train_cameras=moved(scene.original_train_cameras),
         original_test_cameras=moved(scene.original_test_cameras),
         points=moved_points(scene.points, matrix).astype(np.float32),
-        extent=scene.extent * scale,
+        extent=scene.extent * scale_of_matrix(matrix),
     )

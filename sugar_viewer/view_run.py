@@ -14,6 +14,7 @@ import numpy as np
 from gaussian_splatting.compute import Compute, DeviceFlags
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.engine.observer import DEFAULT_PORT, LOCALHOST, port_number
+from gaussian_splatting.formats.moved import scale_of_matrix
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.results import capture_of, scene_of
 from sugar_extractors.texture.placed_export import PlacementOptions, scale_of
@@ -112,14 +113,16 @@ def view(
     paths = [result.path for result in results]
     matrix = common_placement(paths)
     upright = matrix is not None
-    scene = _capture(paths, matrix, options, console)
+    capture = _capture(paths, options, console)
+    scale = metres_per_unit(capture, matrix, options)
+    scene = capture if capture is None or matrix is None else moved_scene(capture, matrix)
     layers = []
     for result in results:
         console.info(f"{result.title}: {result.path}")
         device = options.compute.device
         layer = read_layer(result, options.white_background, device, upright, console.info)
         layers.append(layer)
-    context = scene_context(layers, scene, options)
+    context = scene_context(layers, scene, scale, options)
     address = pages.address(options.host, options.port)
     with pages.closing(pages.open_server(options.host, options.port, "SuGaR")) as server:
         start = first_view(layers, scene, _UPRIGHT_AXES if upright else AXES_WITHOUT_CAMERAS)
@@ -132,36 +135,48 @@ def view(
             page.work()
 
 
-def _capture(
-    paths: Sequence[Path], matrix: np.ndarray | None, options: ViewOptions, console: Console
-) -> Scene | None:
-    """Return the capture in the world of the results; None if it is unknown.
-
-    Args:
-        matrix: From the capture to where the results stand, (4, 4); None where they were not moved.
-    """
+def _capture(paths: Sequence[Path], options: ViewOptions, console: Console) -> Scene | None:
+    """Return the capture that results were made from; None if it is unknown."""
     capture = capture_of(paths, options.scene_path, options.checkpoint_path)
     if capture.scene is None:
         console.info("no capture is known, so there are no cameras; name its folder with -s")
         return None
     if options.scene_path is None:
         console.info(f"the capture, by the records of the runs: {capture.scene}")
-    scene = scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
-    return scene if matrix is None else moved_scene(scene, matrix)
+    return scene_of(capture.scene, capture.checkpoint, SugarSize(), console.info)
+
+
+def metres_per_unit(
+    capture: Scene | None, matrix: np.ndarray | None, options: ViewOptions
+) -> float | None:
+    """Return how many metres a unit of the page is; None where nothing tells.
+
+    Args:
+        capture: In its own world, as points and units of the flags are.
+        matrix: From the capture to where the results stand, (4, 4); None where they were not moved.
+    """
+    if not options.placement.is_scaled:
+        return None
+    if capture is None and options.placement.needs_cameras:
+        raise UserError("photographs of --known_distance need a capture; name its folder with -s")
+    cameras = [] if capture is None else [*capture.train_cameras, *capture.test_cameras]
+    offset = None if capture is None else capture.offset
+    scale = scale_of(cameras, options.placement, offset)
+    return scale if matrix is None else scale / scale_of_matrix(matrix)
 
 
 def scene_context(
-    layers: Sequence[Layer], scene: Scene | None, options: ViewOptions
+    layers: Sequence[Layer], scene: Scene | None, scale: float | None, options: ViewOptions
 ) -> SceneContext:
-    """Return the size, the scale and the first box of what the page shows."""
-    cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
+    """Return the size, the scale and the first box of what the page shows.
+
+    Args:
+        scale: Metres that a unit of the page is; None where nothing tells.
+    """
     low, high = box_around(layers[-1].points)
-    if not cameras and options.placement.needs_cameras:
-        raise UserError("photographs of --known_distance need a capture; name its folder with -s")
     extent = float(np.linalg.norm(high - low))
     if scene is not None and scene.extent > 0:
         extent = scene.extent
-    scale = scale_of(cameras, options.placement) if options.placement.is_scaled else None
     return SceneContext(
         scene=scene,
         extent=extent,

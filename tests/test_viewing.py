@@ -63,6 +63,7 @@ from sugar_viewer.view_layers import cut_result, glb_points, layer_of
 from sugar_viewer.view_page import ViewPage, splat_values, textured_glb
 from sugar_viewer.view_run import (
     ViewOptions,
+    metres_per_unit,
     scene_context,
 )
 from tests.support.command_words import parse
@@ -270,7 +271,7 @@ def page(scene, output, tmp_path):
         layer_of(one.title, read_result(one.path, lambda _: None), False, CPU)
         for one in find_results([output.root], lambda _: None)
     ]
-    around = scene_context(layers, views, options)
+    around = scene_context(layers, views, 2.0, options)
     with closing(open_server("127.0.0.1", free_port(), "test")) as server:
         yield ViewPage(server, layers, around, pytest.fail)
 
@@ -526,4 +527,17 @@ def test_a_missing_package_and_a_taken_port_are_one_line(output, monkeypatch, ca
 def test_a_scale_by_photographs_needs_a_capture(output):
     options = options_of(output.obj, "--known_distance", "a.png", "b.png", 1)
     with pytest.raises(UserError, match="need a capture"):
-        scene_context([layer_of("ball", icosahedron(), False, CPU)], None, options)
+        metres_per_unit(None, None, options)
+
+
+def test_points_of_a_known_distance_are_those_of_the_capture(output, scene):
+    views = load_scene(scene.root, size_rule=SugarSize(), notify=lambda _: None)
+    offset = np.array([20_000.0, 5_000.0, 300.0])
+    capture = replace(views, offset=offset)
+    first = [*views.train_cameras, *views.test_cameras][0]
+    point = ",".join(f"{value:.17g}" for value in first.center + offset + [0, 0, 1.5])
+    options = options_of(output.obj, "--known_distance", first.name, point, 3.0)
+    assert metres_per_unit(capture, None, options) == pytest.approx(2.0)
+    # On a page whose results were made half as large.
+    shrunk = np.diag([0.5, 0.5, 0.5, 1.0])
+    assert metres_per_unit(capture, shrunk, options) == pytest.approx(4.0)

@@ -16,7 +16,7 @@ import torch
 from gaussian_splatting.cloud import NO_CUTOFF, GaussianCloud
 from gaussian_splatting.data.scene import Scene
 from gaussian_splatting.formats.fidelity import fidelity
-from gaussian_splatting.formats.moved import moved_cloud
+from gaussian_splatting.formats.moved import moved_cloud, scale_of_matrix
 from gaussian_splatting.formats.packing import require_gaussians
 from gaussian_splatting.formats.spz import SpzFit
 from sugar_capture.georeference.map_placement import MapFlags, MapPlacement
@@ -151,7 +151,7 @@ def _in_metres(options: ExportOptions, metres: float) -> ExportOptions:
     Args:
         metres: In a unit of the capture.
     """
-    unit = float(np.cbrt(np.linalg.det(_source_matrix(options)[:3, :3])))
+    unit = scale_of_matrix(_source_matrix(options))
     placement_options = replace(options.placement, scale_factor=metres / unit)
     return replace(options, placement=placement_options, map_flags=MapFlags())
 
@@ -507,4 +507,6 @@ def _placement_matrix(
     if not options.placement.needs_cameras:
         return placement([], np.zeros((0, 3)), points, options.placement)
     scene = _scene(options, console)
-    return placement(scene.calibrated_cameras, scene.points, points, options.placement)
+    return placement(
+        scene.calibrated_cameras, scene.points, points, options.placement, scene.offset
+    )

@@ -19,6 +19,7 @@ from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.ply import write_gaussian_ply
 from gaussian_splatting.data.scene import Scene
+from gaussian_splatting.data.world_offset import offset_for
 from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
 from sugar_extractors.texture import textured_mesh_io
 from sugar_extractors.texture.textured_mesh_io import MeshStyle, TexturedMesh
@@ -105,7 +106,7 @@ def write_placed(
     """Write the copy of a textured mesh and its Gaussians, unless it is there as asked for."""
     mesh = textured_mesh_io.read_textured_mesh(obj_path)
     vertices = mesh.vertices.numpy().astype(np.float64)
-    matrix = placement(scene.calibrated_cameras, scene.points, vertices, options)
+    matrix = placement(scene.calibrated_cameras, scene.points, vertices, options, scene.offset)
     target = placed_path(obj_path)
     upright = options.orient == "up"
     metric = options.known_distance is not None
@@ -155,12 +156,19 @@ def glb_matrix(matrix: np.ndarray, upright: bool) -> np.ndarray:
 
 
 def placement(
-    cameras: Sequence[Camera], points: np.ndarray, vertices: np.ndarray, options: PlacementOptions
+    cameras: Sequence[Camera],
+    points: np.ndarray,
+    vertices: np.ndarray,
+    options: PlacementOptions,
+    offset: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the (4, 4) matrix from the world of the capture to that of the copy.
 
     Upright meshes stand on y = 0, the middle of their base at the origin, and show +z the side that
     the photographs show. Others stay where they are, but for the scale.
+
+    Args:
+        offset: That is subtracted from captures far from the origin, (3,); None: none is.
     """
     matrix = np.eye(4)
     if options.orient == "up":
@@ -170,22 +178,29 @@ def placement(
         base = np.array([(low[0] + high[0]) / 2, turned[:, 1].min(), (low[2] + high[2]) / 2])
         matrix[:3, :3] = rotation
         matrix[:3, 3] = -base
-    matrix[:3] *= scale_of(cameras, options)
+    matrix[:3] *= scale_of(cameras, options, offset)
     reach = np.abs(moved_points(vertices, matrix)).max(initial=0)
     if options.wanted and reach > FAR:
         raise UserError(f"the copy would reach {reach:.2g} units far; choose a smaller scale")
     return matrix
 
 
-def scale_of(cameras: Sequence[Camera], options: PlacementOptions) -> float:
-    """Return the scale of the copy, by a factor or by a known distance."""
+def scale_of(
+    cameras: Sequence[Camera], options: PlacementOptions, offset: np.ndarray | None = None
+) -> float:
+    """Return the scale of the copy, by a factor or by a known distance.
+
+    Args:
+        offset: That is subtracted from captures far from the origin, (3,); None: none is.
+    """
     if options.scale_factor is not None:
         return options.scale_factor
     if options.known_distance is None:
         return 1.0
     a, b, metres = options.known_distance
     with np.errstate(over="ignore"):
-        distance = float(np.linalg.norm(_place_of(a, cameras) - _place_of(b, cameras)))
+        ends = [_place_of(text, cameras, offset) for text in (a, b)]
+        distance = float(np.linalg.norm(ends[0] - ends[1]))
     if not distance > 0:
         raise UserError(f"--known_distance {a} {b}: both are the same place; name two others")
     return _checked_scale(_metres(metres) / distance, f"--known_distance {a} {b} {metres}")
@@ -217,10 +232,14 @@ def check_names(options: PlacementOptions, names: Sequence[str]) -> None:
             _photograph_of(text, names)
 
 
-def _place_of(text: str, cameras: Sequence[Camera]) -> np.ndarray:
-    by_name = {camera.name: camera for camera in cameras}
+def _place_of(text: str, cameras: Sequence[Camera], offset: np.ndarray | None) -> np.ndarray:
+    """Return where a camera or a point is in the world of the cameras. (3,)"""
     point = point_of(text)
-    return by_name[_photograph_of(text, list(by_name))].center if point is None else point
+    if point is None:
+        by_name = {camera.name: camera for camera in cameras}
+        return by_name[_photograph_of(text, list(by_name))].center
+    # Of captures far from the origin the user may know the original coordinates alone.
+    return point if offset is None else point - offset_for(point[None], offset)
 
 
 def point_of(text: str) -> np.ndarray | None:
