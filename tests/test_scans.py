@@ -16,6 +16,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.maps.depth_maps import DepthOptions
 from gaussian_splatting.data.ply import read_gaussian_ply, read_point_ply, write_point_ply
 from gaussian_splatting.data.reference_layout import point_cloud_path
+from gaussian_splatting.data.scans import scan_files
 from gaussian_splatting.data.scans.scan_depths import depth_of_points, point_spacing
 from gaussian_splatting.data.scans.scan_files import read_scan
 from gaussian_splatting.data.scans.scan_frame import ScanFrame, scan_in_scene, without_offset
@@ -101,6 +102,35 @@ def test_scans_without_colours_are_grey(suffix, tmp_path):
     assert not scan.has_colors
     assert (scan.colors == 128).all()
     assert "has no colours" in notes[0]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_colours_that_are_all_zero_are_none(suffix, tmp_path):
+    path = tmp_path / f"scan{suffix}"
+    points, colors = sphere(50)
+    write_scan(path, points, np.zeros_like(colors))
+    notes: list[str] = []
+    scan = read_scan(path, 1000, notes.append, same, everything)
+    assert not scan.has_colors
+    assert (scan.colors == 128).all()
+    assert "has no colours" in notes[0]
+
+
+def test_points_without_colours_stay_grey_beside_colours_of_16_bits(monkeypatch):
+    points, colors = sphere(60)
+    pieces = [
+        scan_files._Piece(points[:20], None),
+        scan_files._Piece(points[20:40], np.zeros((20, 3), np.uint16)),
+        scan_files._Piece(points[40:], colors[40:].astype(np.uint16) * 257),
+    ]
+    monkeypatch.setattr(scan_files, "_pieces", lambda path: iter(pieces))
+    scan = read_scan(Path("scan.e57"), 1000, [].append, same, everything)
+    assert (scan.colors[:40] == 128).all()
+    np.testing.assert_array_equal(scan.colors[40:], colors[40:])
+    # Thinned to one point, only those with a colour tell it.
+    scan = read_scan(Path("scan.e57"), 1, [].append, same, everything)
+    expected = colors[40:].astype(float).mean(axis=0)
+    np.testing.assert_allclose(scan.colors[0], expected, atol=1)
 
 
 def test_many_points_are_thinned_evenly_and_to_their_means():

@@ -84,7 +84,6 @@ def read_scan(path: Path, limit: int, notify: Notify, to_world: ToWorld, in_rang
     n_points = 0
     n_in_range = 0
     largest = 0.0
-    has_colors = False
     middle: np.ndarray | None = None
     for piece in _pieces(path):
         with np.errstate(invalid="ignore", over="ignore"):
@@ -97,26 +96,41 @@ def read_scan(path: Path, limit: int, notify: Notify, to_world: ToWorld, in_rang
             middle = np.median(positions, axis=0)
         rows = in_range(positions)
         n_in_range += int(rows.sum())
-        colors = np.full((int(rows.sum()), 3), _GREY, np.float32)
-        if piece.colors is not None:
-            has_colors = True
-            colors = piece.colors[is_finite][rows].astype(np.float32)
-            largest = max(largest, float(colors.max(initial=0)))
-        grid.add(positions[rows], colors)
+        # Red, green, blue, and whether the point has a colour.
+        values = np.zeros((int(rows.sum()), 4), np.float32)
+        # Scanners without a camera leave the colours of a format at 0.
+        if piece.colors is not None and piece.colors.any():
+            values[:, :3] = piece.colors[is_finite][rows]
+            values[:, 3] = 1
+            largest = max(largest, float(piece.colors.max()))
+        grid.add(positions[rows], values)
     if middle is None:
         raise UserError(f"{path}: has no points; {_ADVICE}")
     positions, values = grid.points()
-    if has_colors and largest > 255:
-        # 16 bits, as LAS has them; some programs leave 8 bits in them.
-        values = values / 257
+    has_colors = largest > 0
     if not has_colors:
         notify(f"{path}: has no colours; the points start grey")
     thinned = ""
     if grid.side > 0:
         thinned = f", thinned to {len(positions):,}, one in each {grid.side:.3g} units"
     notify(f"{path.name}: {n_in_range:,} of {n_points:,} points near the cameras{thinned}")
-    colors = np.rint(values).clip(0, 255).astype(np.uint8)
+    colors = _colors_of(values, is_deep=largest > 255)
     return Scan(positions, colors, n_points, has_colors, middle)
+
+
+def _colors_of(values: np.ndarray, is_deep: bool) -> np.ndarray:
+    """Return the mean colours of points that have some, grey of others. (N, 3) uint8
+
+    Args:
+        values: Means of red, green, blue, and of 1 for points with a colour. (N, 4)
+        is_deep: Whether colours have 16 bits, as LAS has them; some programs leave 8 bits in them.
+    """
+    share = values[:, -1:]
+    colors = values[:, :3] / np.maximum(share, 1e-6)
+    if is_deep:
+        colors = colors / 257
+    colors = np.where(share > 0, colors, _GREY)
+    return np.rint(colors).clip(0, 255).astype(np.uint8)
 
 
 def scan_system(path: Path) -> str | None:
