@@ -17,7 +17,7 @@ from sugar_capture import panoramas, scene_folder
 from sugar_capture.georeference.video_positions import srt_beside, video_track
 from sugar_capture.known_cameras import KnownCameras, read_cameras, the_cameras
 from sugar_capture.photographs import Photograph, described_photographs
-from sugar_capture.scene_folder import Work, digest, note
+from sugar_capture.scene_folder import INPUT, Work, digest, note
 from sugar_capture.turntable import write_turntable_masks
 from sugar_capture.video_frames import extract_frames
 from sugar_utils.errors import UserError
@@ -91,8 +91,13 @@ def _read_photographs(work: Work) -> list[Photograph]:
         subtitles = srt_beside(source.video)
         if n_placed:
             work.console.info(f"{n_placed} frames have GPS positions from the video")
-        elif subtitles is not None and video_track(source.video) is None:
-            work.console.info(f"note: {subtitles.name} has no positions that can be read")
+        elif subtitles is not None:
+            reason = "has no positions that can be read"
+            if video_track(source.video) is not None:
+                reason = (
+                    f"has positions, and the frames were written without; remove {INPUT} for it"
+                )
+            work.console.info(f"note: {subtitles.name} {reason}")
     if len(photographs) < _MIN_PHOTOGRAPHS:
         raise UserError(
             f"{source.folder}: {len(photographs)} photographs; at least {_MIN_PHOTOGRAPHS} are "

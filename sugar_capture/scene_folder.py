@@ -206,15 +206,16 @@ def find_source(path: Path) -> Source:
 def original_photographs(root: Path) -> dict[str, Path]:
     """Return the photographs of a scene as they were taken, by their names.
 
-    A name may be in several folders: that of the photographs that convert was given comes first,
-    flat copies come last.
+    A name may be in several folders: that of the photographs that convert was given comes first.
 
     Raises:
         UserError: There are HEIC files, and their reader is not installed.
     """
-    noted_name = read_record(root).get("source", INPUT)
+    record = read_record(root)
+    # Convert leaves flat copies there.
+    last = [] if record else [IMAGES]
     files: dict[str, Path] = {}
-    for name in (noted_name, INPUT, *capture_folders(root), ".", IMAGES):
+    for name in (record.get("source", INPUT), INPUT, *capture_folders(root), ".", *last):
         if name not in _image_folders(root):
             # The video whose frames are in the folder of originals.
             continue

@@ -255,6 +255,8 @@ def test_conversions_keep_what_heights_mean():
     assert converted("EPSG:6346+6360", "EPSG:6346+5703", 5e5, 4e6, 100 * FEET)[2] == pytest.approx(
         100
     )
+    # EPSG:5715 is depth below mean sea level.
+    assert converted("EPSG:32633+5715", "EPSG:32632", 5e5, 5e6, 7)[2] == pytest.approx(-7)
     with pytest.raises(UserError, match="the unit of heights is unknown"):
         converted("EPSG:2263", "EPSG:32618", 1e6, 2e5, 100)
     # Nothing tells where the datum of an ellipsoid lies.

@@ -83,6 +83,7 @@ def triples(*lines: str) -> str:
         (["GPS(14.9,48.7,30) BAROMETER:1.9", "GPS(14.9,48.7,330)"], (14.9, 48.7, 30.0)),
         # Matrice 300 writes the latitude first, and the unit.
         (["GPS(36.6146,-6.1120,81.5M) BAROMETER:0.3M"], (-6.112, 36.6146, 81.5)),
+        (["[latitude: 47,5] [longtitude: -8,25] [altitude: 431,5]"], (-8.25, 47.5, 431.5)),
         (["Lat: 47.5 Long: 8.25 abs_alt: 431.5"], (8.25, 47.5, 431.5)),
         (["GPS(0.0000,0.0000,0)"], None),
         (["GPS(14.9,95.0,300.5)"], None),

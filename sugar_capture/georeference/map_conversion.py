@@ -96,9 +96,12 @@ def conversion(
 
 
 def _height_factor(system: Any) -> float:
-    """Return how many metres a unit of the heights of a ``pyproj.CRS`` is."""
+    """Return how many metres up a unit of the heights of a ``pyproj.CRS`` is; depths go down."""
     axes = system.axis_info
-    return axes[2].unit_conversion_factor if len(axes) > 2 else 1.0
+    if len(axes) < 3:
+        return 1.0
+    factor = axes[2].unit_conversion_factor
+    return -factor if axes[2].direction == "down" else factor
 
 
 def _area_of(system: Any, position: np.ndarray) -> Any:

@@ -189,6 +189,8 @@ def _checked_system(definition: str, code: int | None, place: str) -> MapSystem:
     height_unit = "metre"
     if len(units) > 2:
         height_unit = units[2]
+        if system.axis_info[2].direction == "down":
+            height_unit += " of depth"
     elif not (system.is_geographic or units[0] in _METRES):
         height_unit = ""
     epsg = code or system.to_epsg()

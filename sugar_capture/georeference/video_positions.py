@@ -23,7 +23,7 @@ import numpy as np
 from PIL import ExifTags, Image
 from PIL.TiffImagePlugin import IFDRational
 
-from sugar_capture.camera_readers.parsing import decoded_text
+from sugar_capture.camera_readers.parsing import decoded_text, with_decimal_point
 from sugar_capture.georeference.gps_tags import GpsPosition, possible_position
 
 _REACH = 1.0  # seconds before and after a track within which its end still counts
@@ -35,12 +35,11 @@ _GPS9_BYTES = 32  # the same five, then day, seconds, precision and fix
 _FIX_OF_GPS9 = ">u2"  # the last value of an entry
 _N_SCALES = 3  # that are used: of latitude, longitude and altitude
 _NUMBER = r"([-+]?\d+(?:\.\d+)?)"
+_VALUE = r"\s*[:=]\s*([-+]?\d+(?:[.,]\d+)?)"  # after a name; some write a decimal comma
 # "longtitude" is how some drones write it.
-_LATITUDE = re.compile(rf"(?<![a-z])lat(?:itude)?\s*[:=]\s*{_NUMBER}", re.IGNORECASE)
-_LONGITUDE = re.compile(rf"(?<![a-z])lon(?:gt?itude|g)?\s*[:=]\s*{_NUMBER}", re.IGNORECASE)
-_ALTITUDE = re.compile(
-    rf"(?<![a-z_])(?:abs_alt(?:itude)?|altitude)\s*[:=]\s*{_NUMBER}", re.IGNORECASE
-)
+_LATITUDE = re.compile(rf"(?<![a-z])lat(?:itude)?{_VALUE}", re.IGNORECASE)
+_LONGITUDE = re.compile(rf"(?<![a-z])lon(?:gt?itude|g)?{_VALUE}", re.IGNORECASE)
+_ALTITUDE = re.compile(rf"(?<![a-z_])(?:abs_alt(?:itude)?|altitude){_VALUE}", re.IGNORECASE)
 _TRIPLE = re.compile(
     rf"\b(?:GPS|RTK)\s*\(\s*{_NUMBER}\s*,\s*{_NUMBER}\s*(?:,\s*{_NUMBER}\s*(M?))?\s*\)"
 )
@@ -179,7 +178,7 @@ def _srt_points(text: str) -> list[TrackPoint]:
         hours, minutes, seconds, fraction = time.groups()
         moment = int(hours) * 3600 + int(minutes) * 60 + int(seconds) + float(f"0.{fraction}")
         lines.append(_TimedText(moment, text[time.end() : end]))
-    return sorted(_track_points(lines))
+    return sorted(_track_points(lines), key=lambda point: point.seconds)
 
 
 class _TimedText(NamedTuple):
@@ -221,8 +220,8 @@ def position_of_text(text: str, has_altitudes: bool = False) -> GpsPosition | No
     longitude = _LONGITUDE.search(text)
     if latitude is not None and longitude is not None:
         altitude = _ALTITUDE.search(text)
-        metres = None if altitude is None else float(altitude[1])
-        return possible_position(float(longitude[1]), float(latitude[1]), metres).position
+        metres = None if altitude is None else _number_of(altitude)
+        return possible_position(_number_of(longitude), _number_of(latitude), metres).position
     triple = _TRIPLE.search(text)
     if triple is None:
         return None
@@ -231,6 +230,10 @@ def position_of_text(text: str, has_altitudes: bool = False) -> GpsPosition | No
     order = (2, 1) if triple[4] == "M" else (1, 2)
     east, north = (float(triple[number]) for number in order)
     return possible_position(east, north, metres).position
+
+
+def _number_of(match: re.Match[str]) -> float:
+    return float(with_decimal_point(match[1]))
 
 
 def _telemetry_points(container: Any, stream: Any) -> list[TrackPoint]:
