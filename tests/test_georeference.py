@@ -16,7 +16,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import lens_of
 from sugar_capture.georeference.control_points import read_control_points
 from sugar_capture.georeference.gps_tags import gps_of
-from sugar_capture.georeference.map_conversion import conversion
+from sugar_capture.georeference.map_conversion import Conversion, conversion
 from sugar_capture.georeference.map_placement import MapFlags, MapPlacement
 from sugar_capture.georeference.map_systems import TangentPlane, system_of_text
 from sugar_capture.georeference.placing import place_on_map
@@ -212,7 +212,7 @@ def test_local_systems_have_no_scale_to_check_and_are_taken(tmp_path):
     capture, points, lines = survey(tmp_path, noise=1e-3, pixels=0.0)
     path = write_list(tmp_path / "gcp_list.txt", lines, LOCAL)
     assert_known_similarity(placed(capture, path), points, noise=1e-3)
-    assert "PROJ knows no exact way" in refusal(capture, path, epsg=EPSG)
+    assert "a local system is known to no other" in refusal(capture, path, epsg=EPSG)
     path = write_list(tmp_path / "gcp_list.txt", lines, LOCAL.replace('metre",1', 'foot",0.3048'))
     assert "is in foot" in refusal(capture, path)
 
@@ -239,11 +239,16 @@ def test_heights_in_feet_become_metres_or_are_refused(tmp_path):
     )
 
 
+def way_between(source: str, target: str, point: np.ndarray) -> Conversion:
+    """The way from one system to another near a point, (3,)."""
+    systems = system_of_text(source, "here"), system_of_text(target, "here")
+    return conversion(*systems, systems[0], point, "here")
+
+
 def converted(source: str, target: str, *position: float) -> list[float]:
     """A position in another system."""
-    systems = system_of_text(source, "here"), system_of_text(target, "here")
     point = np.array(position)
-    return conversion(*systems, systems[0], point, "here").apply(point[None])[0].tolist()
+    return way_between(source, target, point).apply(point[None])[0].tolist()
 
 
 def test_conversions_keep_what_heights_mean():
@@ -259,9 +264,11 @@ def test_conversions_keep_what_heights_mean():
     assert converted("EPSG:32633+5715", "EPSG:32632", 5e5, 5e6, 7)[2] == pytest.approx(-7)
     with pytest.raises(UserError, match="the unit of heights is unknown"):
         converted("EPSG:2263", "EPSG:32618", 1e6, 2e5, 100)
-    # Nothing tells where the datum of an ellipsoid lies.
-    with pytest.raises(UserError, match="PROJ knows no exact way"):
-        converted("+proj=utm +zone=33 +ellps=bessel +units=m", "EPSG:32633", 5e5, 5e6, 100)
+    # Nothing tells how far these datums are from each other.
+    way = way_between("EPSG:4547", "EPSG:32649", np.array([5e5, 4e6, 100]))
+    assert "does not know how the datums of" in way.notes[0]
+    way = way_between("EPSG:4326", "EPSG:28992", np.array([15.0, 48.76, 300]))
+    assert "lies outside of where" in way.notes[0]
 
 
 def test_a_missing_grid_of_heights_is_named(tmp_path, monkeypatch):

@@ -2,8 +2,8 @@
 """Conversion of points between coordinate systems, by pyproj.
 
 Heights are converted where both systems say above what they are; where one does not, only their
-unit changes, and a note says so. Conversions whose accuracy PROJ does not know are refused: in them
-it leaves out what it has no grid or no parameters for.
+unit changes, and a note says so. Where PROJ does not know how heights differ, or lacks the grid, it
+would keep them, which is refused; what it leaves out of maps is said.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sugar_capture.georeference.map_systems import MapSystem, horizontal, vertic
 from sugar_utils.errors import UserError, shortened
 from sugar_utils.libraries import load_package
 
-_NEAR = 0.01  # degrees around a capture, for which conversions are chosen
+_NEAR = 0.001  # degrees around a capture, for which conversions are chosen
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ def conversion(
     to_system = pyproj.CRS.from_user_input(target.definition)
     if from_system == to_system:
         return Conversion(source, target, None, None, place)
+    if from_system.is_engineering or to_system.is_engineering:
+        raise UserError(f"{what}: a local system is known to no other; choose another --epsg")
     heights = (vertical(from_system), vertical(to_system))
     if None not in heights and heights[0] != heights[1]:
         way = _way(from_system, to_system, near, what)
@@ -130,36 +132,49 @@ class _Way(NamedTuple):
 
 
 def _way(source: Any, target: Any, near: Any, what: str) -> _Way:
-    """Return the most exact transformation of those whose accuracy is known.
+    """Return the most exact transformation of PROJ; where it knows none of maps, a note says so.
 
     Raises:
-        UserError: There is none, or it takes a grid that is not there.
+        UserError: It knows none of heights, or one that takes a grid that is not there.
     """
-    pyproj = importlib.import_module("pyproj")
-    groups = importlib.import_module("pyproj.transformer")
-    try:
-        with warnings.catch_warnings():
-            # It warns of missing grids, which the note names.
-            warnings.simplefilter("ignore")
-            group = groups.TransformerGroup(
-                source, target, always_xy=True, area_of_interest=near, allow_ballpark=False
-            )
-    except pyproj.exceptions.ProjError as error:
-        raise UserError(f"{what}: PROJ knows no way; choose another --epsg") from error
-    grids = [
-        grid.short_name
-        for operation in group.unavailable_operations
-        for grid in operation.grids
-        if not grid.available
-    ]
-    names = shortened(list(dict.fromkeys(grids)))
-    if group.transformers:
-        best = group.transformers[0]
-        note = f"{target.name} is exact to {best.accuracy:g} m without the grid {names}"
-        return _Way(best, () if group.best_available or not grids else (note,))
-    if grids:
+    group = _transformations(source, target, near, is_exact=True)
+    missing = group.unavailable_operations[:1]
+    grids = [grid.short_name for one in missing for grid in one.grids if not grid.available]
+    names = shortened(grids)
+    notes: tuple[str, ...] = ()
+    if group.transformers and grids and not group.best_available:
+        accuracy = group.transformers[0].accuracy
+        notes = (f"{target.name} is exact to {accuracy:g} m without the grid {names}",)
+    if not group.transformers and grids:
         raise UserError(
             f"{what} takes a grid that PROJ does not have here ({names}); run 'pyproj sync --file "
             f"{grids[0]}', or choose systems with the same heights"
         )
-    raise UserError(f"{what}: PROJ knows no exact way; choose another --epsg")
+    if not group.transformers:
+        group = _transformations(source, target, None, is_exact=True)
+        notes = (f"it lies outside of where {target.name} is in use",)
+    if not group.transformers and vertical(source) is None:
+        group = _transformations(source, target, None, is_exact=False)
+        notes = (
+            f"PROJ does not know how the datums of {source.name} and {target.name} differ, and "
+            "takes them for the same",
+        )
+    if not group.transformers:
+        raise UserError(f"{what}: PROJ knows no way between their heights; choose another --epsg")
+    return _Way(group.transformers[0], notes)
+
+
+def _transformations(source: Any, target: Any, near: Any, is_exact: bool) -> Any:
+    """Return the ``pyproj.transformer.TransformerGroup`` from one ``pyproj.CRS`` to another.
+
+    Args:
+        near: The area where they must be exact; None: anywhere.
+        is_exact: Leave out those that take different datums for the same.
+    """
+    groups = importlib.import_module("pyproj.transformer")
+    with warnings.catch_warnings():
+        # It warns of missing grids, which the notes name.
+        warnings.simplefilter("ignore")
+        return groups.TransformerGroup(
+            source, target, always_xy=True, area_of_interest=near, allow_ballpark=not is_exact
+        )

@@ -236,7 +236,7 @@ def require_true_lengths(system: MapSystem, position: np.ndarray, place: str) ->
         return
     advice = "choose the zone of UTM, as by --epsg"
     if _stretch(pyproj.Proj(plane), position[[1, 0, 2]]) <= _MAX_STRETCH:
-        advice = "are x and y of the points swapped?"
+        advice += ", or are x and y of the points swapped?"
     at = f"x {position[0]:.9g}, y {position[1]:.9g}"
     raise UserError(
         f"{place}: {system.name} changes lengths by {100 * stretch:.3g} % at {at}, but not "
