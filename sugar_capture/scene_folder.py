@@ -211,11 +211,9 @@ def original_photographs(root: Path) -> dict[str, Path]:
     Raises:
         UserError: There are HEIC files, and their reader is not installed.
     """
-    record = read_record(root)
-    # Convert leaves flat copies there.
-    last = [] if record else [IMAGES]
+    noted_name = read_record(root).get("source", INPUT)
     files: dict[str, Path] = {}
-    for name in (record.get("source", INPUT), INPUT, *capture_folders(root), ".", *last):
+    for name in (noted_name, INPUT, *capture_folders(root), "."):
         if name not in _image_folders(root):
             # The video whose frames are in the folder of originals.
             continue

@@ -325,7 +325,8 @@ def test_pixels_of_a_distorted_photograph_are_those_of_its_lens(tmp_path):
     assert max(residual.pixels for residual in placement.residuals) < 0.01
 
 
-def test_pixels_of_photographs_that_convert_flattened_are_those_of_the_originals(tmp_path):
+@pytest.mark.parametrize("folder", ["input", "."])
+def test_pixels_of_photographs_that_convert_flattened_are_those_of_the_originals(folder, tmp_path):
     flat = tiny_cameras(8, zoom=25)
     model = tmp_path / "distorted" / "sparse" / "0"
     write_model(model, flat, np.zeros((1, 3)), np.zeros((1, 3), np.uint8))
@@ -336,7 +337,7 @@ def test_pixels_of_photographs_that_convert_flattened_are_those_of_the_originals
     reconstruction.write_binary(str(model))
     # The photographs are twice as large as those that features were looked for in.
     for camera in flat:
-        path = tmp_path / "input" / camera.name
+        path = tmp_path / folder / camera.name
         path.parent.mkdir(exist_ok=True)
         Image.new("RGB", (3200, 2400)).save(path)
     points = places(5)

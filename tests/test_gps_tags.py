@@ -234,3 +234,41 @@ def test_positions_are_those_of_the_originals_wherever_they_are(folder, tmp_path
         cameras.append(replace(camera, image_path=flat, source_path=source))
     photographs = gps_photographs(Capture(tmp_path, cameras), print)
     np.testing.assert_allclose(photographs[1].position, [15.0001, 48.75, 310.0], atol=1e-6)
+
+
+def test_positions_of_heic_originals_are_read(tmp_path):
+    heif = pytest.importorskip("pillow_heif")
+    capture = tagged_capture(tmp_path, [300.0, 310.0, 320.0])
+    cameras = []
+    for camera in capture.calibrated_cameras:
+        with Image.open(camera.image_file) as image:
+            copy = heif.from_pillow(image)
+            copy.save(tmp_path / f"{camera.image_file.stem}.heic", exif=image.info["exif"])
+        flat = tmp_path / "images" / f"{camera.image_file.stem}.jpg"
+        flat.parent.mkdir(exist_ok=True)
+        camera.image_file.unlink()
+        Image.new("RGB", (8, 8)).save(flat)
+        cameras.append(replace(camera, name=flat.name, image_path=flat))
+    photographs = gps_photographs(Capture(tmp_path, cameras), print)
+    np.testing.assert_allclose(photographs[2].position, [15.0002, 48.75, 320.0], atol=1e-6)
+
+
+RUBBISH = [
+    *("", b"", b"\0", "N", "S", b"W\0", 1, -3.5, NAN, float("inf"), 10**400, "9" * 500, True),
+    *((1, 2, 3), (1,), (), (1, 2, 3, 4), ("a", 2, 3), ((1, 2), (3, 4), (5, 6)), (None,) * 3),
+    *("48/0,1,2", "48,45.2N", "1e5", "0x10", "+", "-", object(), {}),
+]
+
+
+def test_rubbish_gives_possible_positions_or_none():
+    rng = np.random.default_rng(4)
+    n_read = 0
+    for _ in range(3000):
+        values = [RUBBISH[index] for index in rng.integers(0, len(RUBBISH), 6)]
+        reading = gps_of_metadata(dict(enumerate(values, start=1)), None)
+        assert (reading.position is None) == bool(reading.problem)
+        if reading.position is not None:
+            n_read += 1
+            assert abs(reading.position.latitude) <= 90
+            assert abs(reading.position.longitude) <= 180
+    assert n_read > 0

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaussian_splatting.data.names import HEIF_SUFFIXES, IMAGE_SUFFIXES, RAW_SUFFIXES
+from gaussian_splatting.data.names import PHOTOGRAPH_SUFFIXES, RAW_SUFFIXES
 from sugar_capture.camera_readers.parsing import decoded_text, with_decimal_point
 from sugar_capture.georeference.map_systems import WGS84, MapSystem, system_of_code, system_of_text
 from sugar_utils.errors import UserError, printable
@@ -36,7 +36,7 @@ _LIST_COLUMNS = 6  # of gcp_list.txt, without the name
 _PROJECTIONS = "projections.csv"
 _BLANKS = " "  # any number of blanks and tabs
 _DELIMITERS = (";", "\t", _BLANKS, ",")  # of columns; the first of those that fit equally counts
-_PHOTOGRAPH_SUFFIXES = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES, *RAW_SUFFIXES)
+_IMAGE_ENDS = (*PHOTOGRAPH_SUFFIXES, *RAW_SUFFIXES)
 _MARKER_COLUMNS = {
     "label": ("label", "name", "marker", "point", "id", "gcp", "marker label", "number", "target"),
     "x": ("x", "easting", "east", "e", "longitude", "lon", "long"),
@@ -181,7 +181,7 @@ def _is_list_row(words: Sequence[str]) -> bool:
 
 
 def _is_photograph(word: str) -> bool:
-    return word.lower().endswith(_PHOTOGRAPH_SUFFIXES)
+    return word.lower().endswith(_IMAGE_ENDS)
 
 
 class _ListRow(NamedTuple):

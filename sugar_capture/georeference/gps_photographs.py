@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.scene import Scene
 from sugar_capture.georeference import map_systems
 from sugar_capture.georeference.gps_tags import GpsPosition, read_gps
 from sugar_capture.georeference.similarity import MIN_POINTS
-from sugar_capture.scene_folder import original_photographs
+from sugar_capture.photographs import OriginalNames
+from sugar_capture.scene_folder import IMAGES, original_photographs
 from sugar_utils.errors import Notify, UserError, shortened
 
 _TOGETHER = 50_000.0  # metres within which photographs of one capture lie
@@ -100,11 +100,11 @@ def gps_photographs(scene: Scene, notify: Notify) -> list[GpsPhotograph]:
 
 def _readings_of(scene: Scene) -> _Readings:
     originals = original_photographs(scene.root)
-    index = NameIndex(originals)
+    index = OriginalNames(originals)
     readings = _Readings()
     for camera in scene.calibrated_cameras:
         problem = ""
-        for path in _files_of(camera, originals, index):
+        for path in _files_of(camera, scene.root, originals, index):
             reading = read_gps(path)
             problem = problem or reading.problem
             if reading.position is not None:
@@ -116,12 +116,15 @@ def _readings_of(scene: Scene) -> _Readings:
     return readings
 
 
-def _files_of(camera: Camera, originals: dict[str, Path], index: NameIndex) -> Iterator[Path]:
+def _files_of(
+    camera: Camera, root: Path, originals: dict[str, Path], index: OriginalNames
+) -> Iterator[Path]:
     """Yield the files of a photograph; flat copies, which come last, may have no EXIF data."""
     name = index.find(camera.name)
     if name is not None:
         yield originals[name]
-    for path in (camera.source_path, camera.image_path):
+    # Smaller copies of images lie in folders beside them.
+    for path in (camera.source_path, camera.image_path, root / IMAGES / camera.name):
         if path is not None and path.is_file():
             yield path
 

@@ -31,6 +31,7 @@ _VALUE = r"[-+]?\d+(?:\.\d+)?(?:/\d+)?"
 _VALUES = re.compile(_VALUE)
 _DECIMAL_COMMA = re.compile(r"[-+]?\d{1,3},\d{3,}")  # parts of an angle have two digits at most
 _METRES = re.compile(rf"({_VALUE})\s*(?:m|metres|meters)?(?:\s+(above|below)\b.*)?", re.IGNORECASE)
+_XMP_NAMESPACES = re.compile(r"([\w-]{1,40}):GpsLatitude\b", re.IGNORECASE)
 _UNSIGNED_NAMESPACE = "exif"  # of XMP, with letters for hemispheres
 _XMP_LONGITUDES = ("GpsLongitude", "GpsLongtitude")  # the second is how drones write it
 _XMP_ALTITUDES = ("AbsoluteAltitude", "GpsAltitude")
@@ -125,7 +126,7 @@ def _exif_values(tags: Mapping[int, Any]) -> _Values:
 def _xmp_reading(text: str) -> GpsReading:
     """Return the position in an XMP packet, of the first namespace that has one."""
     reading = GpsReading(None)
-    namespaces = dict.fromkeys(re.findall(r"([\w-]+):GpsLatitude\b", text, re.IGNORECASE))
+    namespaces = dict.fromkeys(_XMP_NAMESPACES.findall(text))
     # Namespaces of drones come first: their degrees and altitudes have signs.
     for namespace in sorted(namespaces, key=lambda name: name == _UNSIGNED_NAMESPACE):
         reading = _reading(_xmp_values(text, namespace))
@@ -299,5 +300,5 @@ def _number(value: Any) -> float:
             numerator, denominator = value.split("/")
             return float(numerator) / float(denominator)
         return float(value)
-    except (TypeError, ValueError, ZeroDivisionError):
+    except (TypeError, ValueError, ArithmeticError):
         return math.nan

@@ -148,7 +148,7 @@ def _way(source: Any, target: Any, near: Any, what: str) -> _Way:
     if not group.transformers and grids:
         raise UserError(
             f"{what} takes a grid that PROJ does not have here ({names}); run 'pyproj sync --file "
-            f"{grids[0]}', or choose systems with the same heights"
+            f"{grids[0]}', or choose another --epsg"
         )
     if not group.transformers:
         group = _transformations(source, target, None, is_exact=True)

@@ -17,6 +17,7 @@ from gaussian_splatting.data.images import image_size, lens_at, lens_of
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.scene import Scene
 from sugar_capture.georeference.control_points import PointObservation
+from sugar_capture.photographs import OriginalNames
 from sugar_capture.scene_folder import WORK, original_photographs
 from sugar_utils.errors import UserError
 
@@ -63,7 +64,7 @@ class PixelRays:
     scene: Scene
     _cameras: dict[str, Camera] = field(init=False)
     _names: NameIndex = field(init=False)
-    _input_names: NameIndex = field(init=False)
+    _input_names: OriginalNames = field(init=False)
     _lenses: dict[str, pycolmap.Camera] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class PixelRays:
         self._cameras = {camera.name: camera for camera in scene.calibrated_cameras}
         self._names = NameIndex(self._cameras)
         self._lenses = _lenses_of(scene.root)
-        self._input_names = NameIndex(self._lenses)
+        self._input_names = OriginalNames(self._lenses)
 
     def camera_of(self, observation: PointObservation) -> Camera:
         """Return the camera whose photograph an observation names.
