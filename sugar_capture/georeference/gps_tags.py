@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +34,8 @@ _DECIMAL_COMMA = re.compile(r"[-+]?\d{1,3},\d{3,}")  # parts of an angle have tw
 _METRES = re.compile(rf"({_VALUE})\s*(?:m|metres|meters)?(?:\s+(above|below)\b.*)?", re.IGNORECASE)
 _XMP_NAMESPACES = re.compile(r"([\w-]{1,40}):GpsLatitude\b", re.IGNORECASE)
 _UNSIGNED_NAMESPACE = "exif"  # of XMP, with letters for hemispheres
-_XMP_LONGITUDES = ("GpsLongitude", "GpsLongtitude")  # the second is how drones write it
-_XMP_ALTITUDES = ("AbsoluteAltitude", "GpsAltitude")
+_XMP_SYNONYMS = {"GPSLongitude": ("GpsLongtitude",), "GPSAltitude": ("AbsoluteAltitude",)}
+_Lookup = Callable[[str], object]  # from the name of a tag of EXIF to its value, None without one
 
 
 class GpsPosition(NamedTuple):
@@ -75,7 +76,7 @@ def gps_of_metadata(tags: Mapping[int, Any], xmp: bytes | str | None) -> GpsRead
         tags: GPS directory of EXIF.
         xmp: The XMP packet of an image file; None where it has none.
     """
-    of_exif = _reading(_exif_values(tags))
+    of_exif = _reading(partial(_exif_lookup, tags), is_signed=False)
     if of_exif.position is not None and of_exif.position.altitude:
         return of_exif
     of_xmp = _xmp_reading(_text(xmp))
@@ -99,28 +100,9 @@ def possible_position(longitude: float, latitude: float, altitude: float | None)
     return GpsReading(GpsPosition(float(longitude), float(latitude), altitude))
 
 
-class _Values(NamedTuple):
-    """The values of a position as a file has them; None for those that it lacks."""
-
-    latitude: object
-    latitude_reference: object
-    longitude: object
-    longitude_reference: object
-    altitude: object
-    altitude_reference: object
-    is_signed: bool  # degrees that are plain numbers have their sign
-
-
-def _exif_values(tags: Mapping[int, Any]) -> _Values:
-    return _Values(
-        latitude=tags.get(_TAGS.GPSLatitude),
-        latitude_reference=tags.get(_TAGS.GPSLatitudeRef),
-        longitude=tags.get(_TAGS.GPSLongitude),
-        longitude_reference=tags.get(_TAGS.GPSLongitudeRef),
-        altitude=tags.get(_TAGS.GPSAltitude),
-        altitude_reference=tags.get(_TAGS.GPSAltitudeRef),
-        is_signed=False,
-    )
+def _exif_lookup(tags: Mapping[int, Any], name: str) -> object:
+    """Return the value of a tag of EXIF by its name."""
+    return tags.get(_TAGS[name])
 
 
 def _xmp_reading(text: str) -> GpsReading:
@@ -129,72 +111,51 @@ def _xmp_reading(text: str) -> GpsReading:
     namespaces = dict.fromkeys(_XMP_NAMESPACES.findall(text))
     # Namespaces of drones come first: their degrees and altitudes have signs.
     for namespace in sorted(namespaces, key=lambda name: name == _UNSIGNED_NAMESPACE):
-        reading = _reading(_xmp_values(text, namespace))
+        lookup = partial(_xmp_lookup, text, namespace)
+        reading = _reading(lookup, is_signed=namespace != _UNSIGNED_NAMESPACE)
         if reading.position is not None:
             break
     return reading
 
 
-def _xmp_values(text: str, namespace: str) -> _Values:
-    return _Values(
-        latitude=_xmp_value(text, namespace, ["GpsLatitude"]),
-        latitude_reference=_xmp_value(text, namespace, ["GpsLatitudeRef"]),
-        longitude=_xmp_value(text, namespace, _XMP_LONGITUDES),
-        longitude_reference=_xmp_value(text, namespace, ["GpsLongitudeRef"]),
-        altitude=_xmp_value(text, namespace, _XMP_ALTITUDES),
-        altitude_reference=_xmp_value(text, namespace, ["GpsAltitudeRef"]),
-        is_signed=namespace != _UNSIGNED_NAMESPACE,
-    )
-
-
-def _xmp_value(text: str, namespace: str, names: Sequence[str]) -> str | None:
-    """Return the attribute or element with the first of some names that has content."""
-    for name in names:
-        pattern = rf"\b{namespace}:{name}\s*(?:=\s*[\"']|>)([^\"'<]*)"
+def _xmp_lookup(text: str, namespace: str, name: str) -> str | None:
+    """Return the attribute or element of XMP that means a tag of EXIF, where it has content."""
+    for synonym in (*_XMP_SYNONYMS.get(name, ()), name):
+        pattern = rf"\b{namespace}:{synonym}\s*(?:=\s*[\"']|>)([^\"'<]*)"
         match = re.search(pattern, text, re.IGNORECASE)
         if match is not None and match[1].strip():
             return match[1].strip()
     return None
 
 
-def _reading(values: _Values) -> GpsReading:
-    if values.latitude is None and values.longitude is None:
+def _reading(lookup: _Lookup, is_signed: bool) -> GpsReading:
+    """Return the position that values of EXIF, or of XMP by the same names, tell.
+
+    Args:
+        is_signed: Whether a decimal without a sign and without a hemisphere is positive.
+    """
+    if lookup("GPSLatitude") is None and lookup("GPSLongitude") is None:
         return GpsReading(None)
     try:
-        latitude = _degrees(
-            "latitude",
-            values.latitude,
-            values.latitude_reference,
-            _LATITUDE_SIGNS,
-            values.is_signed,
-        )
-        longitude = _degrees(
-            "longitude",
-            values.longitude,
-            values.longitude_reference,
-            _LONGITUDE_SIGNS,
-            values.is_signed,
-        )
+        latitude = _degrees("latitude", lookup, _LATITUDE_SIGNS, is_signed)
+        longitude = _degrees("longitude", lookup, _LONGITUDE_SIGNS, is_signed)
     except _UnreadableError as error:
         return GpsReading(None, str(error))
-    altitude = _altitude(values.altitude, values.altitude_reference)
+    altitude = _altitude(lookup("GPSAltitude"), lookup("GPSAltitudeRef"))
     return possible_position(longitude, latitude, altitude)
 
 
-def _degrees(
-    what: str, value: object, reference: object, signs: Mapping[str, int], is_signed: bool
-) -> float:
-    """Return signed degrees of an angle.
+def _degrees(what: str, lookup: _Lookup, signs: Mapping[str, int], is_signed: bool) -> float:
+    """Return signed degrees of an angle, which is one to three numbers, or text.
 
     Args:
-        what: Name of the angle, for errors.
-        value: One to three numbers, or text.
-        reference: Its hemisphere, where that is a value of its own.
+        what: Name of the angle.
         signs: By the words for hemispheres.
-        is_signed: Whether a number without a sign and without a hemisphere is positive.
+        is_signed: See :func:`_reading`.
     """
+    value = lookup(f"GPS{what.title()}")
+    words = _text(lookup(f"GPS{what.title()}Ref")).split()
     parts = value if isinstance(value, tuple | list) else [value]
-    words = _text(reference).split()
     if isinstance(value, str | bytes):
         text = _text(value)
         parts = _parts_of(text)
@@ -205,7 +166,8 @@ def _degrees(
     is_negative = math.copysign(1, _number(parts[0])) < 0
     if sign is None:
         if not (is_negative or is_signed):
-            raise _UnreadableError(f"{what} has no {' or '.join(w for w in signs if len(w) == 1)}")
+            letters = " or ".join(word for word in signs if len(word) == 1)
+            raise _UnreadableError(f"{what} has no {letters}")
         sign = -1 if is_negative else 1
     if is_negative and sign > 0:
         raise _UnreadableError(f"{what} is negative, and its hemisphere is not")
@@ -220,11 +182,11 @@ def _parts_of(text: str) -> list[str]:
 
 def _sign_of(what: str, words: Sequence[str], signs: Mapping[str, int]) -> int | None:
     """Return the sign of the hemispheres that words name; None where none is named."""
-    found = {signs[word.upper()] for word in words if word.upper() in signs}
-    if len(found) > 1:
+    named = {signs[word.upper()] for word in words if word.upper() in signs}
+    if len(named) > 1:
         raise _UnreadableError(f"{what} has two hemispheres")
-    if found:
-        return found.pop()
+    if named:
+        return named.pop()
     unknown = [word for word in words if word]
     if unknown:
         raise _UnreadableError(f"{what} has the hemisphere {unknown[0]!r:.20}")

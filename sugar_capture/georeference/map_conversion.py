@@ -72,7 +72,7 @@ def conversion(
         return Conversion(source, target, None, None, place)
     what = f"{place}: converting {source.name} to {target.name}"
     (pyproj,) = load_package(what, "pyproj", "pyproj")
-    near = _area_of(pyproj.CRS.from_user_input(system.definition), position)
+    area = _area_of(pyproj.CRS.from_user_input(system.definition), position)
     from_system = pyproj.CRS.from_user_input(source.definition)
     to_system = pyproj.CRS.from_user_input(target.definition)
     if from_system == to_system:
@@ -81,14 +81,14 @@ def conversion(
         raise UserError(f"{what}: a local system is known to no other; choose another --epsg")
     heights = (vertical(from_system), vertical(to_system))
     if None not in heights and heights[0] != heights[1]:
-        way = _way(from_system, to_system, near, what)
+        way = _way(from_system, to_system, area, what)
         return Conversion(source, target, way.transformer, None, place, way.notes)
     if "" in (source.height_unit, target.height_unit):
         raise UserError(
             f"{what}: the unit of heights is unknown; name a system with heights, as "
             "EPSG:2263+6360 or EPSG:2263+5703"
         )
-    way = _way(horizontal(from_system), horizontal(to_system), near, what)
+    way = _way(horizontal(from_system), horizontal(to_system), area, what)
     notes = way.notes
     if (heights[0] is None) != (heights[1] is None):
         silent = source if heights[0] is None else target
@@ -131,13 +131,13 @@ class _Way(NamedTuple):
     notes: tuple[str, ...]
 
 
-def _way(source: Any, target: Any, near: Any, what: str) -> _Way:
+def _way(source: Any, target: Any, area: Any, what: str) -> _Way:
     """Return the most exact transformation of PROJ; where it knows none of maps, a note says so.
 
     Raises:
         UserError: It knows none of heights, or one that takes a grid that is not there.
     """
-    group = _transformations(source, target, near, is_exact=True)
+    group = _transformations(source, target, area, is_exact=True)
     missing = group.unavailable_operations[:1]
     grids = [grid.short_name for one in missing for grid in one.grids if not grid.available]
     names = shortened(grids)
@@ -164,11 +164,11 @@ def _way(source: Any, target: Any, near: Any, what: str) -> _Way:
     return _Way(group.transformers[0], notes)
 
 
-def _transformations(source: Any, target: Any, near: Any, is_exact: bool) -> Any:
+def _transformations(source: Any, target: Any, area: Any, is_exact: bool) -> Any:
     """Return the ``pyproj.transformer.TransformerGroup`` from one ``pyproj.CRS`` to another.
 
     Args:
-        near: The area where they must be exact; None: anywhere.
+        area: The area where they must be exact; None: anywhere.
         is_exact: Leave out those that take different datums for the same.
     """
     groups = importlib.import_module("pyproj.transformer")
@@ -176,5 +176,5 @@ def _transformations(source: Any, target: Any, near: Any, is_exact: bool) -> Any
         # It warns of missing grids, which the notes name.
         warnings.simplefilter("ignore")
         return groups.TransformerGroup(
-            source, target, always_xy=True, area_of_interest=near, allow_ballpark=not is_exact
+            source, target, always_xy=True, area_of_interest=area, allow_ballpark=not is_exact
         )
