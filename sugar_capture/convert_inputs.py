@@ -14,9 +14,10 @@ from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.masks import with_masks
 from sugar_capture import panoramas, scene_folder
+from sugar_capture.gps.video_positions import srt_beside, video_track
 from sugar_capture.known_cameras import KnownCameras, read_cameras, the_cameras
 from sugar_capture.photographs import Photograph, described_photographs
-from sugar_capture.scene_folder import Work, digest, note
+from sugar_capture.scene_folder import INPUT, Work, digest, note
 from sugar_capture.turntable import write_turntable_masks
 from sugar_capture.video_frames import extract_frames
 from sugar_utils.errors import UserError
@@ -85,9 +86,18 @@ def _read_photographs(work: Work) -> list[Photograph]:
             f"{source.video.name}: {len(choice.frames)} of {choice.of} frames{repeated}"
         )
     photographs = described_photographs(source.folder, source.recursive)
-    n_placed = sum(photograph.gps is not None for photograph in photographs)
-    if source.video is not None and n_placed:
-        work.console.info(f"{n_placed} frames have GPS positions from the video")
+    if source.video is not None:
+        n_placed = sum(photograph.gps is not None for photograph in photographs)
+        subtitles = srt_beside(source.video)
+        if n_placed:
+            work.console.info(f"{n_placed} frames have GPS positions from the video")
+        elif subtitles is not None:
+            reason = "has no positions that can be read"
+            if video_track(source.video) is not None:
+                reason = (
+                    f"has positions, and the frames were written without; remove {INPUT} for it"
+                )
+            work.console.info(f"note: {subtitles.name} {reason}")
     if len(photographs) < _MIN_PHOTOGRAPHS:
         raise UserError(
             f"{source.folder}: {len(photographs)} photographs; at least {_MIN_PHOTOGRAPHS} are "

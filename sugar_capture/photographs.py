@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
@@ -14,8 +14,13 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from gaussian_splatting.data.images import colors_of, has_alpha, open_image
-from gaussian_splatting.data.names import HEIF_SUFFIXES, IMAGE_SUFFIXES, natural_order
-from sugar_capture.gps.gps_tags import GpsPosition, gps_of_tags
+from gaussian_splatting.data.names import (
+    HEIF_SUFFIXES,
+    PHOTOGRAPH_SUFFIXES,
+    NameIndex,
+    natural_order,
+)
+from sugar_capture.gps.gps_tags import GpsPosition, gps_of_metadata
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.libraries import load_package
 
@@ -33,6 +38,7 @@ _UPRIGHT_TURNS = {
 }
 """The operation that makes an image upright, by its orientation in EXIF."""
 
+_KEPT_SUFFIXES = (".jpg", ".jpeg", ".png")  # of flat copies, which others do not keep
 _ON_ITS_SIDE = (5, 6, 7, 8)  # orientations that swap width and height
 _UNIT_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}  # by FocalPlaneResolutionUnit in EXIF
 _CONVERTED_MODES = ("CMYK", "LAB", "YCbCr", "HSV")
@@ -63,7 +69,7 @@ class Photograph:
 
 def picture_files(folder: Path, recursive: bool = True) -> list[Path]:
     """Return the image files of a folder, see :func:`files_named`."""
-    return files_named(folder, (*IMAGE_SUFFIXES, *HEIF_SUFFIXES), recursive)
+    return files_named(folder, PHOTOGRAPH_SUFFIXES, recursive)
 
 
 def files_named(folder: Path, suffixes: Sequence[str], recursive: bool = False) -> list[Path]:
@@ -96,12 +102,16 @@ def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
             raise UserError(
                 f"{printable_path}: the name is not valid UTF-8, which COLMAP needs; rename it"
             ) from error
-    _register_heif_reader(files)
+    register_heif_reader(files)
     return [_describe(path, folder) for path in files]
 
 
-def _register_heif_reader(files: Sequence[Path]) -> None:
-    """Let Pillow read HEIC, where there are such files."""
+def register_heif_reader(files: Sequence[Path]) -> None:
+    """Let Pillow read HEIC, where there are such files.
+
+    Raises:
+        UserError: There are, and their reader is not installed.
+    """
     heif = [path for path in files if path.suffix.lower() in HEIF_SUFFIXES]
     if not heif:
         return
@@ -118,6 +128,7 @@ def _describe(path: Path, folder: Path) -> Photograph:
         stored_width, stored_height = image.size
         depth = _depth(image.mode)
         transparent = has_alpha(image)
+        gps = gps_of_metadata(location, image.info.get("xmp")).position
     orientation = exif.get(_TAGS.Orientation, 1)
     is_on_its_side = orientation in _ON_ITS_SIDE
     is_turned = orientation in _UPRIGHT_TURNS
@@ -137,7 +148,7 @@ def _describe(path: Path, folder: Path) -> Photograph:
         transparent=transparent,
         keeps_size=is_turned and not is_on_its_side,
         time=_time_taken(details),
-        gps=gps_of_tags(location),
+        gps=gps,
     )
 
 
@@ -263,7 +274,7 @@ def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:
     used_names = {photograph.name.lower() for photograph in photographs}
     for photograph in photographs:
         path = PurePosixPath(photograph.name)
-        if path.suffix.lower() in (".jpg", ".jpeg", ".png"):
+        if path.suffix.lower() in _KEPT_SUFFIXES:
             yield photograph.name
             continue
         suffix = ".png" if photograph.transparent else ".jpg"
@@ -272,3 +283,29 @@ def output_names(photographs: Sequence[Photograph]) -> Iterator[str]:
             name = f"{photograph.name}{suffix}"
         used_names.add(name.lower())
         yield name
+
+
+class OriginalNames:
+    """Names of photographs as they were taken, found by those of their flat copies.
+
+    Owns an index of the names; readers of EXIF data and of lenses ask it.
+
+    Args:
+        names: Of the photographs, with ``/``.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = set(names)
+        others = [name for name in self._names if not name.lower().endswith(_KEPT_SUFFIXES)]
+        self._renamed = NameIndex(others, PHOTOGRAPH_SUFFIXES)
+        self._all = NameIndex(self._names, PHOTOGRAPH_SUFFIXES)
+
+    def find(self, flat_name: str) -> str | None:
+        """Return the photograph that a copy is of, see :func:`output_names`; None without one."""
+        if flat_name in self._names:
+            return flat_name
+        # Named IMG_1.HEIC.jpg where an IMG_1.jpg is beside it.
+        full_name = PurePosixPath(flat_name).with_suffix("").as_posix()
+        if full_name in self._names:
+            return full_name
+        return self._renamed.find(flat_name) or self._all.find(flat_name)

@@ -203,6 +203,27 @@ def find_source(path: Path) -> Source:
     raise _no_photographs(root)
 
 
+def original_photographs(root: Path) -> dict[str, Path]:
+    """Return the photographs of a scene as they were taken, by their names.
+
+    A name may be in several folders: that of the photographs that convert was given comes first.
+
+    Raises:
+        UserError: There are HEIC files, and their reader is not installed.
+    """
+    noted_name = read_record(root).get("source", INPUT)
+    files: dict[str, Path] = {}
+    for name in (noted_name, INPUT, *capture_folders(root), "."):
+        if name not in _image_folders(root):
+            # The video whose frames are in the folder of originals.
+            continue
+        folder = root / name
+        for path in pictures.picture_files(folder, recursive=name != "."):
+            files.setdefault(path.relative_to(folder).as_posix(), path)
+    pictures.register_heif_reader(list(files.values()))
+    return files
+
+
 def _no_photographs(root: Path) -> UserError:
     raw_files = []
     for name in _image_folders(root):

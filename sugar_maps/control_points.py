@@ -2,8 +2,11 @@
 """Files of control points: places on the map, and the pixels of photographs that show them.
 
 Two layouts are read. ``gcp_list.txt`` of OpenDroneMap has a coordinate system in its first line,
-then lines ``x y z u v image [name]``. Metashape exports a table of markers, and a second one says
-where photographs show them: image, marker, x, y.
+then lines ``x y z u v image [name]``. Metashape and RealityScan export a table of markers, and a
+second one says where photographs show them: image, marker, x, y.
+
+Columns are parted by tabs, semicolons, commas or blanks, whichever makes rows of most lines, and
+quotes keep together what belongs together. Numbers may have a decimal comma.
 """
 
 from __future__ import annotations
@@ -11,14 +14,15 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from sugar_capture.camera_readers.parsing import decoded_text
+from gaussian_splatting.data.names import PHOTOGRAPH_SUFFIXES, RAW_SUFFIXES
+from sugar_capture.camera_readers.parsing import decoded_text, with_decimal_point
 from sugar_maps.map_systems import WGS84, MapSystem, system_of_code, system_of_text
 from sugar_utils.errors import UserError, printable
 from sugar_utils.schemas import FAR
@@ -27,8 +31,12 @@ _ADVICE = "correct the line"
 _CHECK_WORDS = ("check", "chk")  # in the names of points that are held out
 _SYSTEM_COMMENT = re.compile(r"#\s*CoordinateSystem:\s*(.+)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")  # of a target, in the name of a point
+_DIGITS = re.compile(r"[-+]?(\d[\d.,]*)?\d")  # also with signs of thousands, which are refused
 _LIST_COLUMNS = 6  # of gcp_list.txt, without the name
 _PROJECTIONS = "projections.csv"
+_BLANKS = " "  # any number of blanks and tabs
+_DELIMITERS = (";", "\t", _BLANKS, ",")  # of columns; the first of those that fit equally counts
+_IMAGE_ENDS = (*PHOTOGRAPH_SUFFIXES, *RAW_SUFFIXES)
 _MARKER_COLUMNS = {
     "label": ("label", "name", "marker", "point", "id", "gcp", "marker label", "number", "target"),
     "x": ("x", "easting", "east", "e", "longitude", "lon", "long"),
@@ -106,8 +114,9 @@ def read_control_points(paths: Sequence[Path], needs_pixels: bool = True) -> Con
     lines = _lines_of(paths[0])
     if not lines:
         raise UserError(f"{paths[0]}: is empty; write control points into it")
-    if len(paths) == 1 and _is_list(lines):
-        return _read_list(paths[0], lines)
+    delimiter = _list_delimiter(lines) if len(paths) == 1 else None
+    if delimiter is not None:
+        return _read_list(paths[0], lines, delimiter)
     return _read_markers(paths[0], lines, _projections_of(paths, needs_pixels))
 
 
@@ -120,34 +129,116 @@ def _lines_of(path: Path) -> list[_Line]:
     return lines
 
 
-def _is_list(lines: Sequence[_Line]) -> bool:
-    """Whether lines are those of a ``gcp_list.txt``, by the first that is no comment."""
-    for line in lines[1:]:
-        if not line.text.startswith("#"):
-            words = line.text.split()
-            return len(words) >= _LIST_COLUMNS - 1 and not re.search("[,;]", line.text)
-    return not re.search("[,;]", lines[0].text)
+def _split(text: str, delimiter: str) -> list[str]:
+    """Return the columns of a line; what is in quotes is one column."""
+    if delimiter == _BLANKS:
+        text = re.sub(r"\s", " ", text)
+    try:
+        row = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
+    except csv.Error:
+        # A row without values is refused where it is read.
+        row = []
+    words = [word.strip() for word in row]
+    return [word for word in words if word] if delimiter == _BLANKS else words
 
 
-def _read_list(path: Path, lines: Sequence[_Line]) -> ControlPoints:
+def _delimiter_of(lines: Sequence[_Line], is_row: Callable[[Sequence[str]], bool]) -> str | None:
+    """Return what parts the columns of most lines; None where no line is a row.
+
+    Args:
+        is_row: Whether the columns of a line are a row of the file.
+    """
+    texts = [line.text for line in lines if not line.text.startswith("#")]
+    counts = {
+        delimiter: sum(is_row(_split(text, delimiter)) for text in texts)
+        for delimiter in _DELIMITERS
+    }
+    best = max(_DELIMITERS, key=counts.__getitem__)
+    return best if counts[best] else None
+
+
+def _list_delimiter(lines: Sequence[_Line]) -> str | None:
+    """Return what parts the columns of a ``gcp_list.txt``; None for a table of markers."""
+    delimiter = _delimiter_of(lines[1:], _is_list_row)
+    if delimiter is None:
+        # Rows may be damaged; a table of markers has commas or semicolons, or names its columns.
+        rows = [line for line in lines[1:] if not line.text.startswith("#")]
+        row = rows[0] if rows else lines[0]
+        is_short = bool(rows) and len(row.text.split()) < _LIST_COLUMNS - 1
+        if is_short or re.search("[,;]", row.text):
+            return None
+        delimiter = _BLANKS
+    header = _indices_of(_split(lines[0].text.lstrip("#"), delimiter), _MARKER_COLUMNS)
+    return None if len(header) == len(_MARKER_COLUMNS) else delimiter
+
+
+def _is_list_row(words: Sequence[str]) -> bool:
+    """Whether columns are x, y, z, u, v and an image, or numbers that end in an image."""
+    if len(words) < _LIST_COLUMNS or not _DIGITS.fullmatch(words[0]):
+        return False
+    numbers = [_is_number(word) for word in words[:_LIST_COLUMNS]]
+    return any(map(_is_photograph, words)) or (all(numbers[:-1]) and not numbers[-1])
+
+
+def _is_photograph(word: str) -> bool:
+    return word.lower().endswith(_IMAGE_ENDS)
+
+
+class _ListRow(NamedTuple):
+    """A line of a ``gcp_list.txt``."""
+
+    position: np.ndarray  # (3,)
+    observation: PointObservation
+    words: list[str]  # the name of the point and what else follows the image
+
+
+def _read_list(path: Path, lines: Sequence[_Line], delimiter: str) -> ControlPoints:
     """Read a ``gcp_list.txt`` of OpenDroneMap."""
     system = system_of_text(lines[0].text, lines[0].place)
+    rows = [_list_row(line, delimiter) for line in lines[1:] if not line.text.startswith("#")]
+    has_blanks = delimiter == _BLANKS and _are_names_cut(rows)
     collected = _Collected()
-    for text, place in lines[1:]:
-        if text.startswith("#"):
-            continue
-        words = text.split()
-        if len(words) < _LIST_COLUMNS:
-            raise UserError(f"{place}: has {len(words)} columns of x y z u v image; {_ADVICE}")
-        x, y, z, u, v = (_number(word, place) for word in words[: _LIST_COLUMNS - 1])
-        position = np.array([x, y, z])
+    for row in rows:
         # Points without a name are told by where they are.
-        name = " ".join(words[:3])
-        if len(words) > _LIST_COLUMNS:
-            name = printable(words[_LIST_COLUMNS])
-        collected.add_position(name, position, place)
-        collected.add_observation(name, PointObservation(words[_LIST_COLUMNS - 1], u, v, place))
+        name = " ".join(f"{value:.15g}" for value in row.position)
+        if row.words:
+            name = printable(" ".join(row.words) if has_blanks else row.words[0])
+        collected.add_position(name, row.position, row.observation.place)
+        collected.add_observation(name, row.observation)
     return ControlPoints(collected.points(), system, str(path))
+
+
+def _list_row(line: _Line, delimiter: str) -> _ListRow:
+    words = _split(line.text, delimiter)
+    place = line.place
+    if len(words) < _LIST_COLUMNS:
+        raise UserError(f"{place}: has {len(words)} columns of x y z u v image; {_ADVICE}")
+    first = _LIST_COLUMNS - 1
+    if delimiter == "," and _is_number(words[first]) and any(map(_is_photograph, words)):
+        raise UserError(
+            f"{place}: has {len(words)} columns of x y z u v image: commas part columns, and are "
+            "in numbers; write decimal points"
+        )
+    x, y, z, u, v = (_number(word, place) for word in words[:first])
+    end = first + 1
+    if delimiter == _BLANKS:
+        # A name of an image may have blanks; it ends at its suffix.
+        ends = [row for row in range(end, len(words) + 1) if _is_photograph(words[row - 1])]
+        end = ends[0] if ends else end
+    image = " ".join(words[first:end])
+    names = [word for word in words[end:] if word]
+    return _ListRow(np.array([x, y, z]), PointObservation(image, u, v, place), names)
+
+
+def _are_names_cut(rows: Sequence[_ListRow]) -> bool:
+    """Whether the first words of names, of rows with several, belong to several positions."""
+    positions: dict[str, np.ndarray] = {}
+    for row in rows:
+        if len(row.words) > 1:
+            previous = positions.setdefault(row.words[0], row.position)
+            if not np.array_equal(previous, row.position):
+                return True
+    return False
 
 
 class _Collected:
@@ -250,16 +341,23 @@ class _Table:
     def __init__(self, lines: Sequence[_Line], columns: Mapping[str, Sequence[str]]) -> None:
         self._columns = columns
         self._lines = lines
-        self._delimiter = _delimiter_of(lines)
+        n_numbers = len(set(columns) & set("xyz"))
+
+        def is_row(words: Sequence[str]) -> bool:
+            return len(words) >= len(columns) and sum(map(_is_number, words)) >= n_numbers
+
+        self._delimiter = _delimiter_of(lines, is_row) or _first_delimiter(lines)
         self._indices = {name: index for index, name in enumerate(columns)}
         self._header_place = ""
+        self._n_named = 0  # columns of the line of names; 0 without one
         self.header: dict[str, str] = {}  # names that the file gives to our columns, lower case
         for text, place in lines:
-            words = self._split(text.lstrip("#"))
+            words = _split(text.lstrip("#"), self._delimiter)
             indices = _indices_of(words, columns)
             if len(indices) == len(columns):
                 self._indices = indices
                 self._header_place = place
+                self._n_named = len(words)
                 self.header = {name: words[index].lower() for name, index in indices.items()}
                 break
 
@@ -269,38 +367,29 @@ class _Table:
         for text, place in self._lines:
             if text.startswith("#") or place == self._header_place:
                 continue
-            words = self._split(text)
+            words = _split(text, self._delimiter)
+            while words and not words[-1]:
+                words.pop()
+            if self._n_named and len(words) > self._n_named:
+                raise UserError(
+                    f"{place}: has {len(words)} columns, and the line of names {self._n_named}; "
+                    "write decimal points, and quote names with blanks or commas"
+                )
             if len(words) <= last or not all(words[index] for index in self._indices.values()):
                 names = ", ".join(self._columns)
                 raise UserError(f"{place}: has no value for each of {names}; {_ADVICE}")
-            row = {name: words[index] for name, index in self._indices.items()}
-            if self._delimiter == ";":
-                # Where columns are parted so, numbers may have commas.
-                for name in "xyz":
-                    if name in row:
-                        row[name] = row[name].replace(",", ".")
-            yield row, place
-
-    def _split(self, text: str) -> list[str]:
-        if self._delimiter is None:
-            return text.split()
-        try:
-            words = next(csv.reader([text], delimiter=self._delimiter), [])
-        except csv.Error:
-            # A row without values is refused where it is read.
-            words = []
-        return [word.strip() for word in words]
+            yield {name: words[index] for name, index in self._indices.items()}, place
 
 
-def _delimiter_of(lines: Sequence[_Line]) -> str | None:
-    """Return what parts the columns of a table; None for blanks."""
+def _first_delimiter(lines: Sequence[_Line]) -> str:
+    """Return the first delimiter in a table none of whose lines is a row."""
     for text, _ in lines:
         if _SYSTEM_COMMENT.match(text):
             continue
         for delimiter in (";", "\t", ","):
             if delimiter in text:
                 return delimiter
-    return None
+    return _BLANKS
 
 
 def _indices_of(words: Sequence[str], columns: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -321,13 +410,21 @@ def _plain(text: str) -> str:
     return re.sub(r"[\s_]+", " ", without_units).strip()
 
 
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(with_decimal_point(text)))
+    except ValueError:
+        return False
+
+
 def _number(text: str, place: str) -> float:
     """Parse a number; a ``UserError`` that names the line for any other text."""
     try:
-        value = float(text)
+        value = float(with_decimal_point(text))
     except ValueError:
         value = math.nan
     # Comparisons with NaN are false.
     if not abs(value) <= FAR:
-        raise UserError(f"{place}: {text!r:.40} is no number; {_ADVICE}")
+        advice = "write a decimal point, and nothing between thousands" if "," in text else _ADVICE
+        raise UserError(f"{place}: {text!r:.40} is no number; {advice}")
     return value

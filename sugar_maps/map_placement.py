@@ -98,12 +98,9 @@ class MapFlags:
         """The system that ``epsg`` names, None where it is not given; an error if no map has it."""
         if self.epsg is None:
             return None
-        system = map_systems.system_of_code(self.epsg, f"--epsg {self.epsg}")
-        if system.is_geographic:
-            raise UserError(
-                f"--epsg {self.epsg}: is in degrees; choose a system in metres, such as the zone "
-                "of UTM"
-            )
+        place = f"--epsg {self.epsg}"
+        system = map_systems.system_of_code(self.epsg, place)
+        map_systems.require_metres(system, place)
         return system
 
     @property

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coordinate systems of maps: names and codes of them, and conversion between them.
+"""Coordinate systems of maps: names and codes of them, and what a map must be like.
 
-Conversion takes pyproj, which is optional. Without it positions by latitude and longitude are put
-into a plane that touches the ellipsoid of WGS84, with x to the east, y to the north and z up.
+They are checked by pyproj, which is optional. Without it positions by latitude and longitude are
+put into a plane that touches the ellipsoid of WGS84, with x to the east, y to the north and z up.
+
+A map is reached by a similarity, which keeps shapes. So the system of a result has metres on all
+axes, and its scale on the ground is that of heights. Points may come in others, see
+:mod:`sugar_maps.map_conversion`.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import importlib
 import re
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +28,12 @@ _NORTHERN_UTM = 32600
 _SOUTHERN_UTM = 32700
 _ZONE_WIDTH = 6  # degrees of longitude
 _MAX_EPSG = 1_000_000
+_PROJ_MORE = ("+towgs84", "+vunits", "+vto_meter", "+geoidgrids", "+axis", "+to_meter")
+_METRES = ("metre", "meter")
+_MAX_STRETCH = 0.005  # by which the scale of a map may differ from 1
+_SEMI_MAJOR_AXIS = 6_378_137.0  # of WGS84, metres
+_FLATTENING = 1 / 298.257223563
+_SQUARED_ECCENTRICITY = _FLATTENING * (2 - _FLATTENING)
 _CODE = re.compile(r"(?:EPSG:+)?\s*(\d+)", re.IGNORECASE)
 _UTM_NAME = re.compile(r"WGS\s*_?84[\s/]*UTM\s*(?:zone)?\s*(\d{1,2})\s*([NS])", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(?:AUTHORITY|ID)\[\"EPSG\",\s*\"?(\d+)\"?\]\s*\]\s*$")
@@ -35,6 +46,8 @@ class MapSystem:
     definition: str  # as pyproj reads it: EPSG:N, a PROJ string or WKT
     epsg: int | None  # its code; None where it has none
     is_geographic: bool = False  # x is the longitude and y the latitude, in degrees
+    unit: str = "metre"  # of x and y
+    height_unit: str = "metre"  # empty where the system has none and x and y are not in metres
 
     @property
     def name(self) -> str:
@@ -121,8 +134,9 @@ def _proj_code(text: str) -> int | None:
     for word in text.split():
         key, _, value = word.partition("=")
         words[key] = value
-    is_wgs84 = "WGS84" in (words.get("+datum"), words.get("+ellps")) and "+towgs84" not in words
-    if not is_wgs84:
+    is_wgs84 = "WGS84" in (words.get("+datum"), words.get("+ellps"))
+    has_more = not words.keys().isdisjoint(_PROJ_MORE)
+    if has_more or not is_wgs84:
         return None
     if words.get("+proj") in ("longlat", "latlong"):
         return WGS84
@@ -151,15 +165,92 @@ def _checked_system(definition: str, code: int | None, place: str) -> MapSystem:
             f"{place}: {definition!r:.40} is no coordinate system that pyproj knows; look its code "
             "up at epsg.io"
         ) from error
-    if not (system.is_geographic or system.is_projected):
+    if not (system.is_geographic or system.is_projected or system.is_engineering):
         raise UserError(
             f"{place}: {system.name} is neither a map nor latitude and longitude; choose a "
             "projected system, such as the zone of UTM"
         )
-    unit = system.axis_info[0].unit_name
-    if not system.is_geographic and unit not in ("metre", "meter"):
-        raise UserError(f"{place}: {system.name} is in {unit}; choose a system in metres")
-    return MapSystem(definition, code or system.to_epsg(), system.is_geographic)
+    units = [axis.unit_name for axis in system.axis_info]
+    height_unit = "metre"
+    if len(units) > 2:
+        height_unit = units[2]
+        if system.axis_info[2].direction == "down":
+            height_unit += " of depth"
+    elif not (system.is_geographic or units[0] in _METRES):
+        height_unit = ""
+    epsg = code or system.to_epsg()
+    return MapSystem(definition, epsg, system.is_geographic, units[0], height_unit)
+
+
+def require_metres(system: MapSystem, place: str) -> None:
+    """Raise a ``UserError`` where a result in a system would not be in metres.
+
+    Args:
+        place: What names the system.
+    """
+    if system.is_geographic:
+        raise UserError(
+            f"{place}: {system.name} is in degrees; choose a system in metres, such as the zone "
+            "of UTM"
+        )
+    for unit, what in ((system.unit, "is"), (system.height_unit, "has heights")):
+        if unit not in _METRES:
+            raise UserError(
+                f"{place}: {system.name} {what} in {unit or 'an unknown unit'}; choose a system in "
+                "metres, as by --epsg"
+            )
+
+
+def require_true_lengths(system: MapSystem, position: np.ndarray, place: str) -> None:
+    """Raise a ``UserError`` where a map changes lengths on the ground, but not heights.
+
+    Systems that are no projections have no scale, and without pyproj none is known.
+
+    Args:
+        position: Of the capture in that system. (3,)
+        place: What names the system or the points.
+    """
+    pyproj = pyproj_or_none()
+    if pyproj is None:
+        return
+    plane = horizontal(pyproj.CRS.from_user_input(system.definition))
+    if not plane.is_projected:
+        return
+    stretch = _stretch(pyproj.Proj(plane), position)
+    if stretch <= _MAX_STRETCH:
+        return
+    advice = "choose the zone of UTM, as by --epsg"
+    if _stretch(pyproj.Proj(plane), position[[1, 0, 2]]) <= _MAX_STRETCH:
+        advice += ", or are x and y of the points swapped?"
+    at = f"x {position[0]:.9g}, y {position[1]:.9g}"
+    raise UserError(
+        f"{place}: {system.name} changes lengths by {100 * stretch:.3g} % at {at}, but not "
+        f"heights; {advice}"
+    )
+
+
+def _stretch(projection: Any, position: np.ndarray) -> float:
+    """Return by how much a projection, a ``pyproj.Proj``, changes lengths at a place; 0.1: 10 %."""
+    longitude, latitude = projection(position[0], position[1], inverse=True)
+    if not np.isfinite([longitude, latitude]).all():
+        return np.inf
+    # Also of projections that lengthen in one direction what they shorten in another.
+    scales = projection.get_factors(longitude, latitude)
+    return max(abs(scales.tissot_semimajor - 1), abs(scales.tissot_semiminor - 1))
+
+
+def horizontal(system: Any) -> Any:
+    """Return a ``pyproj.CRS`` without its heights."""
+    if system.is_compound:
+        return system.sub_crs_list[0]
+    return system.to_2d() if len(system.axis_info) > 2 else system
+
+
+def vertical(system: Any) -> Any:
+    """Return what the heights of a ``pyproj.CRS`` belong to; None where it has none."""
+    if system.is_compound:
+        return system.sub_crs_list[1]
+    return system if len(system.axis_info) > 2 else None
 
 
 def pyproj_or_none() -> ModuleType | None:
@@ -168,26 +259,3 @@ def pyproj_or_none() -> ModuleType | None:
         return importlib.import_module("pyproj")
     except ImportError:
         return None
-
-
-def converted(points: np.ndarray, source: MapSystem, target: MapSystem, place: str) -> np.ndarray:
-    """Return points, (N, 3), in another system; x is east or the longitude. (N, 3)
-
-    Args:
-        place: Where the points are from, for errors.
-
-    Raises:
-        UserError: pyproj is missing, or the other system does not reach a point.
-    """
-    if source == target or (source.epsg is not None and source.epsg == target.epsg):
-        return points
-    what = f"{place}: converting {source.name} to {target.name}"
-    (pyproj,) = load_package(what, "pyproj", "pyproj")
-    transformer = pyproj.Transformer.from_crs(source.definition, target.definition, always_xy=True)
-    moved = np.stack(transformer.transform(*points.T), axis=1)
-    if not np.isfinite(moved).all():
-        raise UserError(
-            f"{place}: {source.name} has points that {target.name} does not reach; choose another "
-            "--epsg"
-        )
-    return moved

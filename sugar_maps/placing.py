@@ -9,19 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.scenes.scene import Scene
-from sugar_capture.gps.geocentric import geocentric
-from sugar_capture.gps.gps_tags import gps_of
-from sugar_capture.photographs import picture_files
-from sugar_capture.scene_folder import INPUT
 from sugar_maps import map_systems
 from sugar_maps.control_points import (
     ControlPoint,
     ControlPoints,
     read_control_points,
 )
+from sugar_maps.gps_photographs import gps_photographs
+from sugar_maps.map_conversion import conversion
 from sugar_maps.map_placement import (
     CHECK,
     CONTROL,
@@ -58,10 +54,10 @@ from sugar_utils.errors import Notify, UserError, shortened
 _CHECK_EVERY = 5  # of unnamed control points, where there are enough
 _MIN_FOR_CHECKS = 6
 _MAX_RESIDUAL = 0.05  # root mean square of control points, as a share of their extent
+_RECEIVER_ERROR = 10.0  # metres, root mean square, that receivers of phones and drones stay below
 _MAX_TURN = 10.0  # degrees by which the orientation may be uncertain
 _MIN_AGREEING = 0.5  # share of the points
 _MAX_PIXEL_ERROR = 0.01  # of the longer side of a photograph
-_TOGETHER = 50_000.0  # metres within which photographs of one capture lie
 _LOOKS_UP = 0.5  # vertical part of the mean direction of view, above which cameras look up
 
 
@@ -176,7 +172,7 @@ def _by_control_points(
             f"more, and it takes {n_needed}; add points, or lines of further photographs"
         )
     positions = np.stack([row.point.position for row in located])
-    frame = _map_frame(positions, file, system)
+    frame = _map_frame(positions, file, system, notify)
     is_check = _check_points([row.point for row in located])
     is_control = ~is_check
     n_control = int(is_control.sum())
@@ -190,7 +186,8 @@ def _by_control_points(
     _require_orientation(fit, source[is_control], f"{file.place}: control points")
     controls = np.flatnonzero(is_control)
     control_names = [located[row].point.name for row in controls]
-    _require_small(fit, frame.local[is_control], control_names, file.place)
+    what = f"{file.place}: control points"
+    _require_small(fit, frame.local[is_control], control_names, what)
     roles = [CHECK] * len(located)
     for row, is_used in zip(controls, fit.is_used, strict=True):
         roles[row] = CONTROL if is_used else LEFT_OUT
@@ -198,6 +195,7 @@ def _by_control_points(
     residuals = []
     for row, role, difference in zip(located, roles, differences, strict=True):
         residuals.append(Residual(row.point.name, role, difference, row.place.error))
+    _note_checks(residuals, frame.local, notify)
     if n_control == n_needed:
         notify(f"note: {n_needed} control points leave nothing to check them by; add a fourth")
     return MapPlacement(
@@ -271,22 +269,29 @@ class _MapFrame(NamedTuple):
     plane: TangentPlane | None
 
 
-def _map_frame(positions: np.ndarray, file: ControlPoints, system: MapSystem | None) -> _MapFrame:
+def _map_frame(
+    positions: np.ndarray, file: ControlPoints, system: MapSystem | None, notify: Notify
+) -> _MapFrame:
     """Return the places of control points, (N, 3), in the system that is wanted."""
     origin = file.system
     if origin is None:
         origin = system
     if origin is not None and origin.is_geographic:
-        return _geographic_frame(positions, origin, system, file.place)
-    if origin is not None and system is not None:
-        positions = map_systems.converted(positions, origin, system, file.place)
+        return _geographic_frame(positions, origin, system, file.place, notify)
     target = system or origin
-    offset = np.round(positions.mean(axis=0))
-    return _MapFrame(positions - offset, offset, target, None)
+    if target is None:
+        offset = np.round(positions.mean(axis=0))
+        return _MapFrame(positions - offset, offset, None, None)
+    map_systems.require_metres(target, file.place)
+    return _frame_in(positions, origin or target, target, file.place, notify)
 
 
 def _geographic_frame(
-    positions: np.ndarray, origin: MapSystem, system: MapSystem | None, place: str
+    positions: np.ndarray,
+    origin: MapSystem,
+    system: MapSystem | None,
+    place: str,
+    notify: Notify,
 ) -> _MapFrame:
     """Return places in degrees and metres, (N, 3), in a system in metres.
 
@@ -303,9 +308,21 @@ def _geographic_frame(
     if system is None:
         plane = TangentPlane(latitude=middle[1], longitude=middle[0], altitude=middle[2])
         return _MapFrame(plane.positions(positions), np.zeros(3), None, plane)
-    moved = map_systems.converted(positions, origin, system, place)
+    return _frame_in(positions, origin, system, place, notify)
+
+
+def _frame_in(
+    positions: np.ndarray, origin: MapSystem, target: MapSystem, place: str, notify: Notify
+) -> _MapFrame:
+    """Return places of one system, (N, 3), in another one, whose scale must be 1 there."""
+    middle = np.median(positions, axis=0)
+    way = conversion(origin, target, origin, middle, place)
+    for note in way.notes:
+        notify(f"note: {place}: {note}")
+    moved = way.apply(positions)
+    map_systems.require_true_lengths(target, np.median(moved, axis=0), place)
     offset = np.round(moved.mean(axis=0))
-    return _MapFrame(moved - offset, offset, system, None)
+    return _MapFrame(moved - offset, offset, target, None)
 
 
 def _fit_of_points(
@@ -329,19 +346,72 @@ def _fit_of_points(
     return fit
 
 
-def _require_small(fit: Fit, target: np.ndarray, names: Sequence[str], place: str) -> None:
-    """Raise a UserError where control points do not fit the capture."""
-    extent = float(np.linalg.norm(np.ptp(target, axis=0)))
+def _require_small(fit: Fit, target: np.ndarray, names: Sequence[str], what: str) -> None:
+    """Raise a UserError where points do not fit the capture.
+
+    Args:
+        target: The points on the map. (N, 3)
+        names: Of the points.
+        what: What they are, for the error.
+    """
+    extent = _extent(target)
     if fit.rms <= _MAX_RESIDUAL * extent:
         return
-    distances = fit.distances
-    worst = np.argsort(-distances)[:3]
-    numbers = ", ".join(f"{names[row]} {distances[row]:.3g} m" for row in worst)
     raise UserError(
-        f"{place}: the control points do not fit the capture: {fit.rms:.3g} m RMS over "
-        f"{extent:.3g} m ({numbers}); check their coordinate system, the order of their "
-        "coordinates and their pixels"
+        f"{what} do not fit the capture: {_misfit(fit, extent, names)}; check their coordinate "
+        "system, the order of their coordinates and their pixels"
     )
+
+
+def _check_gps(
+    fit: Fit, target: np.ndarray, names: Sequence[str], what: str, notify: Notify
+) -> None:
+    """Raise a UserError where GPS misses the capture by more than receivers do; name large errors.
+
+    Args:
+        target: The positions on the map. (N, 3)
+        names: Of the photographs.
+        what: Whose GPS it is, for the error.
+    """
+    extent = _extent(target)
+    limit = _MAX_RESIDUAL * extent
+    if fit.rms <= limit:
+        return
+    misfit = _misfit(fit, extent, names)
+    if fit.rms > _RECEIVER_ERROR:
+        raise UserError(
+            f"{what} does not fit the capture: {misfit}; check the altitudes in the photographs, "
+            "or use --gcp"
+        )
+    notify(f"note: GPS is imprecise for a capture of this size: {misfit}; check the altitudes")
+
+
+def _note_checks(residuals: Sequence[Residual], target: np.ndarray, notify: Notify) -> None:
+    """Name the check points that miss the map by more than control points may.
+
+    Args:
+        target: All points on the map. (N, 3)
+    """
+    limit = _MAX_RESIDUAL * _extent(target)
+    rows = [row for row in residuals if row.role == CHECK and row.distance > limit]
+    if rows:
+        misses = shortened([f"{row.name} {row.distance:.3g} m" for row in rows])
+        notify(
+            f"note: check points miss the map by more than {100 * _MAX_RESIDUAL:g} % of its extent "
+            f"({misses}); check their coordinates, and whether the capture is bent"
+        )
+
+
+def _extent(points: np.ndarray) -> float:
+    """Return the diagonal of the box around points, (N, 3)."""
+    return float(np.linalg.norm(np.ptp(points, axis=0)))
+
+
+def _misfit(fit: Fit, extent: float, names: Sequence[str]) -> str:
+    """Describe how far points of an extent lie from where a fit has them, the farthest first."""
+    worst = np.argsort(-fit.distances)[:3]
+    numbers = ", ".join(f"{names[row]} {fit.distances[row]:.3g} m" for row in worst)
+    return f"{fit.rms:.3g} m RMS over {extent:.3g} m ({numbers})"
 
 
 def _require_orientation(fit: Fit, source: np.ndarray, what: str) -> None:
@@ -359,13 +429,6 @@ def _require_orientation(fit: Fit, source: np.ndarray, what: str) -> None:
         )
 
 
-class _GpsPhotograph(NamedTuple):
-    """A camera and the position in its photograph."""
-
-    camera: Camera
-    position: np.ndarray  # longitude, latitude, altitude, (3,)
-
-
 def _by_gps(
     scene: Scene, system: MapSystem | None, target_scale: TargetScale | None, notify: Notify
 ) -> MapPlacement:
@@ -374,20 +437,11 @@ def _by_gps(
     Args:
         target_scale: By printed targets, which are more exact; None: GPS gives it, too.
     """
-    photographs, names_without_altitude = _positions_of(scene)
-    if len(photographs) < MIN_POINTS:
-        missing = ""
-        if names_without_altitude:
-            missing = f" ({len(names_without_altitude)} more have no altitude)"
-        raise UserError(
-            f"{scene.root}: {len(photographs)} photographs have GPS in their EXIF data{missing}, "
-            f"and it takes {MIN_POINTS}; use the photographs as the camera wrote them, or --gcp"
-        )
-    photographs = _without_strays(photographs, notify)
+    photographs = gps_photographs(scene, notify)
     positions = np.stack([photograph.position for photograph in photographs])
     origin = map_systems.system_of_code(map_systems.WGS84, "GPS")
     what = f"{scene.root}: GPS"
-    frame = _geographic_frame(positions, origin, system, what)
+    frame = _geographic_frame(positions, origin, system, what, notify)
     source = np.stack([photograph.camera.center for photograph in photographs])
     if len(source) < MIN_POINTS:
         raise UserError(f"{what} of {len(source)} photographs agrees; it takes {MIN_POINTS}")
@@ -396,6 +450,7 @@ def _by_gps(
         scale = target_scale.metres * _map_metres(positions, frame)
     fit = _fit_of_points(source, frame.local, what, scale)
     _require_orientation(fit, source, f"{what} positions")
+    _check_gps(fit, frame.local, [row.camera.name for row in photographs], what, notify)
     residuals = []
     for row, photograph in enumerate(photographs):
         role = CONTROL if fit.is_used[row] else LEFT_OUT
@@ -416,46 +471,3 @@ def _map_metres(positions: np.ndarray, frame: _MapFrame) -> float:
     longitude, latitude, altitude = np.median(positions, axis=0)
     plane = TangentPlane(latitude=latitude, longitude=longitude, altitude=altitude)
     return fitted(plane.positions(positions), frame.local).similarity.scale
-
-
-def _positions_of(scene: Scene) -> tuple[list[_GpsPhotograph], list[str]]:
-    """Return the photographs with a complete position, and the names of those without altitude."""
-    folder = scene.root / INPUT
-    by_name = {path.relative_to(folder).as_posix(): path for path in picture_files(folder)}
-    index = NameIndex(by_name)
-    photographs = []
-    without_altitude = []
-    for camera in scene.calibrated_cameras:
-        original = index.find(camera.name)
-        candidates = [camera.source_path, camera.image_path]
-        if original is not None:
-            # Flat copies have no EXIF data.
-            candidates.insert(0, by_name[original])
-        for path in candidates:
-            position = None if path is None or not path.is_file() else gps_of(path)
-            if position is None:
-                continue
-            if position.altitude is None:
-                without_altitude.append(camera.name)
-            else:
-                place = np.array([position.longitude, position.latitude, position.altitude])
-                photographs.append(_GpsPhotograph(camera, place))
-            break
-    return photographs, without_altitude
-
-
-def _without_strays(photographs: Sequence[_GpsPhotograph], notify: Notify) -> list[_GpsPhotograph]:
-    """Return photographs without those whose GPS is far from that of most others."""
-    positions = np.stack([photograph.position for photograph in photographs])
-    places = geocentric(positions)
-    distances = np.linalg.norm(places - np.median(places, axis=0), axis=1)
-    together = []
-    for photograph, distance in zip(photographs, distances, strict=True):
-        if distance <= _TOGETHER:
-            together.append(photograph)
-            continue
-        notify(
-            f"note: the GPS of {photograph.camera.name} is left out: it is "
-            f"{distance / 1000:,.0f} km from the others"
-        )
-    return together

@@ -9,11 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from gaussian_splatting.data.scans.scan_files import MAX_SCAN_POINTS, ToWorld, scan_epsg
+from gaussian_splatting.data.scans.scan_files import (
+    E57_SUFFIX,
+    MAX_SCAN_POINTS,
+    ToWorld,
+    scan_system,
+)
 from gaussian_splatting.data.scans.scan_frame import ScanFrame, scan_in_scene, without_offset
 from gaussian_splatting.formats.ply import write_point_ply
 from gaussian_splatting.scenes.scene import Scene, VanillaSize, load_scene
 from sugar_maps import map_systems
+from sugar_maps.map_conversion import conversion
 from sugar_maps.map_placement import MapFlags, MapPlacement
 from sugar_maps.placing import place_on_map
 from sugar_utils.console import Console
@@ -95,20 +101,29 @@ def _to_world(scene: Scene, options: ScanOptions, console: Console) -> ToWorld:
     if not options.map_flags.wanted:
         return without_offset(scene.offset)
     place = place_on_map(scene, options.map_flags, console.info)
-    code = scan_epsg(options.scan)
-    if code is None or place.epsg is None or code == place.epsg:
-        return partial(_from_map, place)
-    source = map_systems.system_of_code(code, str(options.scan))
+    definition = scan_system(options.scan)
     target = place.system
-    if target is None:
-        raise ValueError("a placement with a code has a system")
-    console.info(f"{options.scan.name}: converted from {source.name} to {target.name}")
+    if definition is None or target is None:
+        console.info(
+            f"note: {options.scan.name} is taken to be in the system of the map, and in metres: "
+            f"{place.system_name}"
+        )
+        return partial(_from_map, place)
+    scan = str(options.scan)
+    source = map_systems.system_of_text(definition, scan)
+    if options.scan.suffix.lower() == E57_SUFFIX:
+        # The format has metres, whatever its system says.
+        map_systems.require_metres(source, scan)
+    way = conversion(source, target, target, place.offset, scan)
+    if way.transformer is not None:
+        console.info(f"{options.scan.name}: converted from {source.name} to {target.name}")
+    for note in way.notes:
+        console.info(f"note: {options.scan.name}: {note}")
 
-    def convert(positions: np.ndarray) -> np.ndarray:
-        moved = map_systems.converted(positions, source, target, str(options.scan))
-        return _from_map(place, moved)
+    def to_world(positions: np.ndarray) -> np.ndarray:
+        return _from_map(place, way.apply(positions))
 
-    return convert
+    return to_world
 
 
 def _from_map(place: MapPlacement, positions: np.ndarray) -> np.ndarray:

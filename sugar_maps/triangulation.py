@@ -16,8 +16,8 @@ from gaussian_splatting.data.colmap_files import format_of
 from gaussian_splatting.data.images import image_size, lens_at, lens_of
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.scenes.scene import Scene
-from sugar_capture.photographs import picture_files
-from sugar_capture.scene_folder import INPUT, WORK
+from sugar_capture.photographs import OriginalNames
+from sugar_capture.scene_folder import WORK, original_photographs
 from sugar_maps.control_points import PointObservation
 from sugar_utils.errors import UserError
 
@@ -64,7 +64,7 @@ class PixelRays:
     scene: Scene
     _cameras: dict[str, Camera] = field(init=False)
     _names: NameIndex = field(init=False)
-    _input_names: NameIndex = field(init=False)
+    _input_names: OriginalNames = field(init=False)
     _lenses: dict[str, pycolmap.Camera] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class PixelRays:
         self._cameras = {camera.name: camera for camera in scene.calibrated_cameras}
         self._names = NameIndex(self._cameras)
         self._lenses = _lenses_of(scene.root)
-        self._input_names = NameIndex(self._lenses)
+        self._input_names = OriginalNames(self._lenses)
 
     def camera_of(self, observation: PointObservation) -> Camera:
         """Return the camera whose photograph an observation names.
@@ -138,15 +138,12 @@ def _lenses_of(root: Path) -> dict[str, pycolmap.Camera]:
     if format_of(model) is None:
         return {}
     reconstruction = read_reconstruction(model)
-    sizes = {}
-    folder = root / INPUT
-    for path in picture_files(folder):
-        sizes[path.relative_to(folder).as_posix()] = path
+    originals = original_photographs(root)
     lenses = {}
     for number in reconstruction.reg_image_ids():
         image = reconstruction.images[number]
         lens = reconstruction.cameras[image.camera_id]
-        path = sizes.get(image.name)
+        path = originals.get(image.name)
         if path is not None and not lens.is_undistorted():
             width, height = _upright_size(path, lens)
             lens = lens_at(lens, width, height) or lens

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaussian_splatting.core.moved import moved_points
+from gaussian_splatting.core.moved import moved_points, scale_of_matrix
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.scenes.scene import Scene
@@ -41,7 +41,6 @@ def _placement_in_own_axes(path: Path) -> Placement:
 
 def moved_scene(scene: Scene, matrix: np.ndarray) -> Scene:
     """Return a capture in the world of moved results: rotated, scaled and shifted. (4, 4)"""
-    scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
 
     def moved(cameras: Sequence[Camera]) -> list[Camera]:
         return [placed_camera(camera, matrix) for camera in cameras]
@@ -53,5 +52,5 @@ def moved_scene(scene: Scene, matrix: np.ndarray) -> Scene:
         original_train_cameras=moved(scene.original_train_cameras),
         original_test_cameras=moved(scene.original_test_cameras),
         points=moved_points(scene.points, matrix).astype(np.float32),
-        extent=scene.extent * scale,
+        extent=scene.extent * scale_of_matrix(matrix),
     )

@@ -147,6 +147,7 @@ def test_reality_scan_csv(tmp_path):
             ",",
         ),
         ("label\tx\ty\tz\tyaw\tpitch\troll\tf35\tppx\tppy\tk1\tk2\tk3\tk4\tt1\tt2", "\t", "."),
+        ("name\tx\ty\talt\tyaw\tpitch\troll\tf\tpx\tpy\tk1\tk2\tk3\tk4\tt1\tt2", "\t", ","),
     ],
 )
 def test_columns_by_other_names_and_separators(tmp_path, header, separator, decimal):

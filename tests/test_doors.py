@@ -14,7 +14,7 @@ import pytest
 from gaussian_splatting.data.colmap import read_colmap
 from gaussian_splatting.data.images import decode_image, image_size
 from gaussian_splatting.data.names import ImageFolder
-from gaussian_splatting.data.scans.scan_files import read_scan, scan_epsg
+from gaussian_splatting.data.scans.scan_files import read_scan, scan_system
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.formats.ply import read_gaussian_ply, read_point_ply
 from sugar_extractors.any_mesh import read_any_mesh
@@ -59,7 +59,7 @@ DOORS = {
     "photograph": (lambda path: decode_image(path, 4, 4), "a.png"),
     "Gaussians": (read_gaussian_ply, "a.ply"),
     "points": (read_point_ply, "a.ply"),
-    "LAS scan": (scan_epsg, "a.las"),
+    "LAS scan": (scan_system, "a.las"),
     "PLY scan": (lambda path: read_scan(path, 9, print, lambda x: x, np.isfinite), "a.ply"),
     "mesh": (read_mesh_ply, "a.ply"),
     "any PLY": (read_any_mesh, "a.ply"),

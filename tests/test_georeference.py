@@ -16,6 +16,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import lens_of
 from sugar_capture.gps.gps_tags import gps_of
 from sugar_maps.control_points import read_control_points
+from sugar_maps.map_conversion import Conversion, conversion
 from sugar_maps.map_placement import MapFlags, MapPlacement
 from sugar_maps.map_systems import TangentPlane, system_of_text
 from sugar_maps.placing import place_on_map
@@ -177,9 +178,130 @@ def test_control_points_of_another_system_are_converted(tmp_path):
     turn = turn_between(here.similarity.rotation, other.similarity.rotation)
     assert turn == pytest.approx(6 * np.sin(np.radians(LATITUDE)), abs=0.1)
     assert np.linalg.norm(other.offset - here.offset) > 1e5
-    # In Mercator lengths are stretched by the latitude, but heights are not.
-    with pytest.raises(UserError, match="do not fit the capture"):
-        placed(capture, path, epsg=3857)
+
+
+# Mercator, equidistant and equal-area projections of the world, and one far from its middle.
+STRETCHING = (3857, 4087, 3395, 3832, 6933, 6931)
+
+
+@pytest.mark.parametrize("epsg", STRETCHING)
+def test_systems_that_change_lengths_but_not_heights_are_refused(epsg, tmp_path):
+    pyproj = pytest.importorskip("pyproj")
+    # Flat sites, on which heights tell nothing of the stretch.
+    capture = capture_in(tmp_path)
+    points = places(9) * [1, 1, 0.02]
+    lines = list_lines(capture.calibrated_cameras, points, TO_MAP.moved(points))
+    path = write_list(tmp_path / "gcp_list.txt", lines)
+    assert "changes lengths by" in refusal(capture, path, epsg=epsg)
+    # The same system, of the file itself.
+    to_other = pyproj.Transformer.from_crs(EPSG, epsg, always_xy=True)
+    moved = np.stack(to_other.transform(*TO_MAP.moved(points).T), axis=1)
+    lines = list_lines(capture.calibrated_cameras, points, moved)
+    path = write_list(tmp_path / "gcp_list.txt", lines, f"EPSG:{epsg}")
+    assert "choose the zone of UTM" in refusal(capture, path)
+    assert placed(capture, path, epsg=EPSG).rms("control") < 1e-3
+    gps, _ = gps_scene(tmp_path, n=6, noise=0.0)
+    assert "changes lengths by" in refusal(gps, epsg=epsg)
+
+
+LOCAL = 'LOCAL_CS["Site (m)",LOCAL_DATUM["Site",0],UNIT["metre",1]]'
+
+
+def test_local_systems_have_no_scale_to_check_and_are_taken(tmp_path):
+    pytest.importorskip("pyproj")
+    capture, points, lines = survey(tmp_path, noise=1e-3, pixels=0.0)
+    path = write_list(tmp_path / "gcp_list.txt", lines, LOCAL)
+    assert_known_similarity(placed(capture, path), points, noise=1e-3)
+    assert "a local system is known to no other" in refusal(capture, path, epsg=EPSG)
+    path = write_list(tmp_path / "gcp_list.txt", lines, LOCAL.replace('metre",1', 'foot",0.3048'))
+    assert "is in foot" in refusal(capture, path)
+
+
+FEET = 3937 / 1200  # US survey feet in a metre
+
+
+def test_heights_in_feet_become_metres_or_are_refused(tmp_path):
+    pytest.importorskip("pyproj")
+    capture = capture_in(tmp_path)
+    points = places(8)
+    positions = TO_MAP.moved(points) * [1, 1, FEET]
+    lines = list_lines(capture.calibrated_cameras, points, positions)
+    path = write_list(tmp_path / "gcp_list.txt", lines, f"EPSG:{EPSG}+6360")
+    assert "has heights in US survey foot" in refusal(capture, path)
+    notes: list[str] = []
+    placement = placed(capture, path, epsg=EPSG, notes=notes)
+    assert_known_similarity(placement, points, noise=1e-3)
+    assert "heights are not converted: EPSG:32633 does not say" in notes[0]
+    # As a PROJ string.
+    text = "+proj=utm +zone=33 +datum=WGS84 +units=m +vunits=us-ft"
+    assert "has heights in US survey foot" in refusal(
+        capture, write_list(tmp_path / "gcp_list.txt", lines, text)
+    )
+
+
+def way_between(source: str, target: str, point: np.ndarray) -> Conversion:
+    """The way from one system to another near a point, (3,)."""
+    systems = system_of_text(source, "here"), system_of_text(target, "here")
+    return conversion(*systems, systems[0], point, "here")
+
+
+def converted(source: str, target: str, *position: float) -> list[float]:
+    """A position in another system."""
+    point = np.array(position)
+    return way_between(source, target, point).apply(point[None])[0].tolist()
+
+
+def test_conversions_keep_what_heights_mean():
+    pyproj = pytest.importorskip("pyproj")
+    pyproj.network.set_network_enabled(active=False)
+    metres = converted("EPSG:2263+6360", "EPSG:32618", 1e6, 2e5, 100 * FEET)
+    assert metres[2] == pytest.approx(100)
+    assert converted("EPSG:2263+5703", "EPSG:32618", 1e6, 2e5, 100)[2] == pytest.approx(100)
+    assert converted("EPSG:6346+6360", "EPSG:6346+5703", 5e5, 4e6, 100 * FEET)[2] == pytest.approx(
+        100
+    )
+    # EPSG:5715 is depth below mean sea level.
+    assert converted("EPSG:32633+5715", "EPSG:32632", 5e5, 5e6, 7)[2] == pytest.approx(-7)
+    with pytest.raises(UserError, match="the unit of heights is unknown"):
+        converted("EPSG:2263", "EPSG:32618", 1e6, 2e5, 100)
+    # Nothing tells how far these datums are from each other.
+    way = way_between("EPSG:4547", "EPSG:32649", np.array([5e5, 4e6, 100]))
+    assert "does not know how the datums of" in way.notes[0]
+    way = way_between("EPSG:4326", "EPSG:28992", np.array([15.0, 48.76, 300]))
+    assert "lies outside of where" in way.notes[0]
+
+
+def test_a_missing_grid_of_heights_is_named(tmp_path, monkeypatch):
+    pyproj = pytest.importorskip("pyproj")
+    pyproj.network.set_network_enabled(active=False)
+    grid = pyproj.datadir.get_data_dir()
+    if list(Path(grid).glob("nl_nsgi_nlgeo2018*")):
+        pytest.skip("the grid is installed")
+    with pytest.raises(UserError, match="takes a grid that PROJ does not have here .*nlgeo2018"):
+        converted("EPSG:4979", "EPSG:7415", 5.0, 52.0, 100)
+
+
+def test_gps_that_misses_the_capture_is_refused_or_named(tmp_path):
+    pytest.importorskip("pyproj")
+    notes: list[str] = []
+    placed(gps_scene(tmp_path, noise=3.0, size=0.3)[0], notes=notes)
+    assert not any("imprecise" in note for note in notes)
+    placed(gps_scene(tmp_path, noise=8.0, size=0.3)[0], notes=notes)
+    assert any("GPS is imprecise for a capture of this size" in note for note in notes)
+    message = refusal(gps_scene(tmp_path, noise=14.0, size=0.3)[0])
+    assert f"{tmp_path}: GPS does not fit the capture: 12.1 m RMS over 104 m" in message
+
+
+def test_check_points_that_miss_the_map_are_named(tmp_path):
+    capture = capture_in(tmp_path)
+    points = places(8)
+    positions = TO_MAP.moved(points)
+    positions[6] += [0, 0, 9.0]
+    names = [f"P{k}" for k in range(6)] + ["check_a", "check_b"]
+    lines = list_lines(capture.calibrated_cameras, points, positions, names=names)
+    notes: list[str] = []
+    placed(capture, write_list(tmp_path / "gcp_list.txt", lines), notes=notes)
+    assert any("check points miss the map" in note and "check_a 9 m" in note for note in notes)
 
 
 def test_pixels_of_a_distorted_photograph_are_those_of_its_lens(tmp_path):
@@ -203,7 +325,8 @@ def test_pixels_of_a_distorted_photograph_are_those_of_its_lens(tmp_path):
     assert max(residual.pixels for residual in placement.residuals) < 0.01
 
 
-def test_pixels_of_photographs_that_convert_flattened_are_those_of_the_originals(tmp_path):
+@pytest.mark.parametrize("folder", ["input", "."])
+def test_pixels_of_photographs_that_convert_flattened_are_those_of_the_originals(folder, tmp_path):
     flat = tiny_cameras(8, zoom=25)
     model = tmp_path / "distorted" / "sparse" / "0"
     write_model(model, flat, np.zeros((1, 3)), np.zeros((1, 3), np.uint8))
@@ -214,7 +337,7 @@ def test_pixels_of_photographs_that_convert_flattened_are_those_of_the_originals
     reconstruction.write_binary(str(model))
     # The photographs are twice as large as those that features were looked for in.
     for camera in flat:
-        path = tmp_path / "input" / camera.name
+        path = tmp_path / folder / camera.name
         path.parent.mkdir(exist_ok=True)
         Image.new("RGB", (3200, 2400)).save(path)
     points = places(5)
@@ -243,7 +366,9 @@ def test_robust_fits_find_the_similarity_among_outliers():
     assert abs(fitted(source, target).similarity.scale / SCALE - 1) > 0.01
 
 
-def gps_scene(root: Path, n: int = 40, noise: float = 0.2) -> tuple[Capture, np.ndarray]:
+def gps_scene(
+    root: Path, n: int = 40, noise: float = 0.2, size: float = 1.0
+) -> tuple[Capture, np.ndarray]:
     """Photographs with GPS, in a tangent plane, and the centres of their cameras."""
     pyproj = pytest.importorskip("pyproj")
     to_degrees = pyproj.Transformer.from_crs(EPSG, 4326, always_xy=True)
@@ -252,7 +377,9 @@ def gps_scene(root: Path, n: int = 40, noise: float = 0.2) -> tuple[Capture, np.
     for camera in tiny_cameras(n, zoom=25):
         path = root / camera.name
         Image.new("RGB", (16, 12)).save(path)
-        position = TO_MAP.moved(camera.center[None])[0] + noise * rng.normal(size=3) / np.sqrt(3)
+        position = TO_MAP.moved(size * camera.center[None])[0] + noise * rng.normal(
+            size=3
+        ) / np.sqrt(3)
         longitude, latitude, altitude = to_degrees.transform(*position)
         tag_with_gps(path, longitude, latitude, altitude)
         cameras.append(replace(camera, image_path=path))
@@ -392,6 +519,7 @@ def test_control_points_on_a_line_are_refused(tmp_path):
 
 
 def test_swapped_coordinates_are_noted_where_the_points_lie_flat(tmp_path):
+    pytest.importorskip("pyproj")
     cameras: list[Camera] = []
     for k in range(9):
         x, y = divmod(k, 3)
@@ -410,13 +538,13 @@ def test_swapped_coordinates_are_noted_where_the_points_lie_flat(tmp_path):
         notes=notes,
     )
     assert not any("swapped" in note for note in notes)
-    swapped = positions[:, [1, 0, 2]]
-    placed(
-        Capture(tmp_path, cameras),
-        write_list(path, list_lines(cameras, points, swapped)),
-        notes=notes,
-    )
+    swapped = list_lines(cameras, points, positions[:, [1, 0, 2]])
+    # A system that has no scale to tell it by.
+    placed(Capture(tmp_path, cameras), write_list(path, swapped, LOCAL), notes=notes)
     assert any("swapped" in note for note in notes)
+    assert "x and y of the points swapped?" in refusal(
+        Capture(tmp_path, cameras), write_list(path, swapped)
+    )
 
 
 def test_systems_that_are_none_for_a_map_are_refused():
@@ -486,3 +614,83 @@ def test_points_of_a_file_are_read_as_they_are(tmp_path):
         ("a.jpg", 4, 5),
         ("b.jpg", 6, 7),
     ]
+
+
+POSITION = (500021.03, 5400012.5, 300.25)
+IN_BLANKS = "500021,03 5400012,5 300,25 4,5 6,5 {} P1"
+IN_TABS = "500021.03\t5400012.5\t300.25\t4.5\t6.5\t{}\t{}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "image", "name"),
+    [
+        ([IN_BLANKS.format("a.jpg")], "a.jpg", "P1"),
+        ([IN_BLANKS.format("2026 DJI 1.JPG")], "2026 DJI 1.JPG", "P1"),
+        ([IN_BLANKS.format('"a 1"')], "a 1", "P1"),
+        ([IN_BLANKS.replace(" ", ";").format("a 1.jpg")], "a 1.jpg", "P1"),
+        ([IN_BLANKS.replace(" ", "\t").format("a 1.jpg")], "a 1.jpg", "P1"),
+        ([IN_TABS.format("a 1.jpg", "Point 1")], "a 1.jpg", "Point 1"),
+        ([IN_TABS.format('"a.jpg"', '"P 1"')], "a.jpg", "P 1"),
+        (["500021.03, 5400012.5, 300.25, 4.5, 6.5, a 1.jpg, P 1"], "a 1.jpg", "P 1"),
+        (["500021.03 5400012.5 300.25 4.5 6.5 a.jpg P1 0.02 0.05"], "a.jpg", "P1"),
+        # What follows belongs to the name where its first word is that of another point, too.
+        (
+            [
+                "500021.03 5400012.5 300.25 4.5 6.5 a.jpg Point 1",
+                "500029.03 5400012.5 300.25 4.5 6.5 a.jpg Point 2",
+            ],
+            "a.jpg",
+            "Point 1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_lists_are_read_with_any_separators_and_decimal_commas(
+    lines, image, name, encoding, tmp_path
+):
+    path = tmp_path / "gcp_list.txt"
+    path.write_bytes("\r\n".join([f"EPSG:{EPSG}", *lines, ""]).encode(encoding))
+    file = read_control_points([path])
+    assert file.system is not None
+    assert file.system.epsg == EPSG
+    point = file.points[0]
+    assert point.name == name
+    np.testing.assert_array_equal(point.position, POSITION)
+    (observation,) = point.observations
+    assert observation[:3] == (image, 4.5, 6.5)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["label x y z", "P1 500021,03 5400012,5 300,25"],
+        ["P1 500021,03 5400012,5 300,25"],
+        ["Name;Easting;Northing;Height", "P1;500021,03;5400012,5;300,25"],
+        ["label\tx\ty\tz", "P1\t500021,03\t5400012,5\t300,25"],
+        ["label,x,y,z", '"P1","500021,03","5400012,5","300,25"'],
+        ["#name,x,y,alt", "P1, 500021.03, 5400012.5, 300.25,"],
+        ["label x y z", '"P1" 500021.03 5400012.5 300.25'],
+    ],
+)
+def test_tables_of_markers_are_read_with_any_separators_and_decimal_commas(rows, tmp_path):
+    path = tmp_path / "markers.csv"
+    path.write_bytes("\r\n".join([*rows, ""]).encode("utf-8-sig"))
+    (point,) = read_control_points([path], needs_pixels=False).points
+    assert point.name == "P1"
+    np.testing.assert_array_equal(point.position, POSITION)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["EPSG:32633", "500,021.03 5400012.5 300 1 2 a.jpg"], "line 2: '500,021.03' is no number"),
+        (["EPSG:32633", "5000,03,54000,5,300,25,4,5,6,5,a.jpg"], "line 2.*write decimal points"),
+        (["label,x,y,z", "P1,500021,03,5400012,5,300,25"], "line 2.*write decimal points"),
+        (["label x y z", "GCP 1 500021.03 5400012.5 300.25"], "line 2.*quote names with blanks"),
+    ],
+)
+def test_numbers_and_names_that_cannot_be_told_apart_are_refused(lines, message, tmp_path):
+    path = tmp_path / "gcp.txt"
+    path.write_text("\n".join(lines))
+    with pytest.raises(UserError, match=message):
+        read_control_points([path], needs_pixels=False)

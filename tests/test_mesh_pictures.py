@@ -9,11 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sugar_extractors.outputs.mesh_pictures import (
-    BACKGROUND,
-    pick_views,
-    shaded_views,
-)
+from sugar_extractors.outputs.mesh_pictures import BACKGROUND, pick_views, shaded_views
 from sugar_scene.triangle_mesh import TriangleMesh
 from tests.support.mesh_scenes import mesh_of, sphere
 from tests.support.random_scenes import look_at

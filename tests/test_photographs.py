@@ -21,6 +21,7 @@ from sugar_capture.convert_run import convert
 from sugar_capture.feature_database import create_database
 from sugar_capture.matching import copy_masked_features, extract_features
 from sugar_capture.photographs import (
+    OriginalNames,
     camera_groups,
     described_photographs,
     output_names,
@@ -114,6 +115,17 @@ def test_time_and_place_come_from_exif(tmp_path):
     assert right.gps == pytest.approx((13.25, -52.51, 40.5))
     assert far_north.time - right.time == pytest.approx(2.0)
     assert (far_north.gps, damaged.gps, damaged.time) == (None, None, None)
+
+
+def test_originals_are_found_by_the_names_of_their_flat_copies(tmp_path):
+    for name in ("a.jpg", "a.tif", "b.png", "b.webp", "c.bmp"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    photographs = described_photographs(tmp_path, True)
+    names = [one.name for one in photographs]
+    index = OriginalNames(names)
+    assert [index.find(flat) for flat in output_names(photographs)] == names
+    assert OriginalNames(["folder/IMG_1.HEIC"]).find("folder/IMG_1.jpg") == "folder/IMG_1.HEIC"
+    assert OriginalNames(["IMG_1.HEIC", "IMG_1.jpg"]).find("IMG_1.HEIC.jpg") == "IMG_1.HEIC"
 
 
 def test_unusual_pixels_are_converted_and_named(tmp_path):

@@ -113,6 +113,17 @@ def test_a_known_distance_gives_metres(world):
         np.testing.assert_allclose(matrix, np.diag([*[1.25 / apart] * 3, 1.0]))
 
 
+def test_a_point_in_original_coordinates_and_a_photograph_give_metres(world):
+    cameras = cameras_in(world)
+    offset = np.array([20_000.0, 5_000.0, 300.0])
+    point = cameras[2].center + [0, 0, 2.5]
+    for shift in (offset, np.zeros(3)):
+        text = ",".join(f"{value:.17g}" for value in point + shift)
+        options = PlacementOptions(known_distance=("IMG 2.jpg", text, "1.25"))
+        matrix = placing_matrix(cameras, ground(), ground(), options, offset)
+        np.testing.assert_allclose(matrix, np.diag([0.5, 0.5, 0.5, 1.0]), atol=1e-9)
+
+
 def test_upright_meshes_stand_on_zero(world):
     vertices = ground() @ world.T + 3
     options = PlacementOptions(orient="up", scale_factor=2.0)

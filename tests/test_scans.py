@@ -14,6 +14,7 @@ import gaussian_splatting.train as vanilla_train
 import place_scan
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.maps.depth_maps import DepthOptions
+from gaussian_splatting.data.scans import scan_files
 from gaussian_splatting.data.scans.scan_depths import depth_of_points, point_spacing
 from gaussian_splatting.data.scans.scan_files import read_scan
 from gaussian_splatting.data.scans.scan_frame import ScanFrame, scan_in_scene, without_offset
@@ -101,6 +102,35 @@ def test_scans_without_colours_are_grey(suffix, tmp_path):
     assert not scan.has_colors
     assert (scan.colors == 128).all()
     assert "has no colours" in notes[0]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_colours_that_are_all_zero_are_none(suffix, tmp_path):
+    path = tmp_path / f"scan{suffix}"
+    points, colors = sphere(50)
+    write_scan(path, points, np.zeros_like(colors))
+    notes: list[str] = []
+    scan = read_scan(path, 1000, notes.append, same, everything)
+    assert not scan.has_colors
+    assert (scan.colors == 128).all()
+    assert "has no colours" in notes[0]
+
+
+def test_points_without_colours_stay_grey_beside_colours_of_16_bits(monkeypatch):
+    points, colors = sphere(60)
+    pieces = [
+        scan_files._Piece(points[:20], None),
+        scan_files._Piece(points[20:40], np.zeros((20, 3), np.uint16)),
+        scan_files._Piece(points[40:], colors[40:].astype(np.uint16) * 257),
+    ]
+    monkeypatch.setattr(scan_files, "_pieces", lambda path: iter(pieces))
+    scan = read_scan(Path("scan.e57"), 1000, [].append, same, everything)
+    assert (scan.colors[:40] == 128).all()
+    np.testing.assert_array_equal(scan.colors[40:], colors[40:])
+    # Thinned to one point, only those with a colour tell it.
+    scan = read_scan(Path("scan.e57"), 1, [].append, same, everything)
+    expected = colors[40:].astype(float).mean(axis=0)
+    np.testing.assert_allclose(scan.colors[0], expected, atol=1)
 
 
 def test_many_points_are_thinned_evenly_and_to_their_means():
@@ -250,6 +280,97 @@ def test_a_scan_on_the_map_comes_to_the_world_of_the_scene(suffix, epsg, scene, 
     before = target.read_bytes()
     assert run_cli(place_scan.main, *words) == 2
     assert target.read_bytes() == before
+
+
+FEET = 3937 / 1200  # US survey feet in a metre
+KEYS_OF_FEET = {3072: EPSG, 4099: 9003}  # system and unit of heights, as EPSG codes
+
+
+def write_las(path: Path, points: np.ndarray, system: str | dict[int, int] | None) -> None:
+    """Write a LAS file whose system is WKT or, as in older files, keys of GeoTIFF."""
+    laspy = pytest.importorskip("laspy")
+    pyproj = pytest.importorskip("pyproj")
+    header = laspy.LasHeader(point_format=1, version="1.2" if isinstance(system, dict) else "1.4")
+    header.offsets = np.floor(points.min(axis=0))
+    header.scales = np.full(3, 1e-6)
+    if isinstance(system, str):
+        wkt = pyproj.CRS.from_user_input(system).to_wkt()
+        header.vlrs.append(laspy.vlrs.known.WktCoordinateSystemVlr(wkt))
+        header.global_encoding.wkt = True
+    elif system is not None:
+        numbers = [1, 1, 0, len(system)]
+        for key, value in system.items():
+            numbers += [key, 0, 1, value]
+        data = np.array(numbers, "<u2").tobytes()
+        header.vlrs.append(laspy.VLR("LASF_Projection", 34735, record_data=data))
+    las = laspy.LasData(header)
+    las.xyz = points
+    las.write(str(path))
+
+
+def placed_scan(scene: TinyScene, path: Path) -> int:
+    """Place a scan by control points; the exit code."""
+    gcp = survey_list(path.parent, scene)
+    words = [path, "-s", scene.root, "-o", path.with_name("points.ply"), "--gcp", gcp]
+    return run_cli(place_scan.main, *words)
+
+
+@pytest.mark.parametrize("system", [f"EPSG:{EPSG}+6360", KEYS_OF_FEET, {3072: EPSG, 4096: 6360}])
+def test_heights_of_a_scan_in_feet_become_metres(system, scene, tmp_path, capsys):
+    points, _ = sphere(400)
+    path = tmp_path / "scan.las"
+    write_las(path, TO_MAP.moved(points) * [1, 1, FEET], system)
+    assert placed_scan(scene, path) == 0
+    found, _ = read_point_ply(tmp_path / "points.ply")
+    np.testing.assert_allclose(found, points, atol=1e-3)
+    assert "heights are not converted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("system", "message"),
+    [
+        ("EPSG:2263", "the unit of heights is unknown"),
+        # The system is one of its own, and only its unit is told.
+        ({3072: 32767, 3076: 9003}, "a unit of EPSG 9003, and no system with it"),
+        ({3072: EPSG, 3076: 9002}, "a unit of EPSG 9002, and no system with it"),
+    ],
+)
+def test_scans_in_feet_whose_meaning_is_unknown_are_refused(
+    system, message, scene, tmp_path, capsys
+):
+    path = tmp_path / "scan.las"
+    write_las(path, TO_MAP.moved(sphere(100)[0]), system)
+    assert placed_scan(scene, path) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("system", "code"), [("EPSG:32632", 0), ("EPSG:2263", 2), ("EPSG:32633+6360", 2)]
+)
+def test_the_system_of_an_e57_file_counts(system, code, scene, tmp_path, capsys, monkeypatch):
+    pye57 = pytest.importorskip("pye57")
+    pyproj = pytest.importorskip("pyproj")
+    points, _ = sphere(400)
+    to_system = pyproj.Transformer.from_crs(EPSG, 32632, always_xy=True)
+    moved = np.stack(to_system.transform(*TO_MAP.moved(points).T), axis=1)
+    path = tmp_path / "scan.e57"
+    # The library leaves the text of the system empty.
+    wkt = pyproj.CRS.from_user_input(system).to_wkt()
+    node = pye57.libe57.StringNode
+    monkeypatch.setattr(pye57.libe57, "StringNode", lambda imf, text: node(imf, text or wkt))
+    file = pye57.E57(str(path), mode="w")
+    data = {f"cartesian{axis}": moved[:, index] for index, axis in enumerate("XYZ")}
+    file.write_scan_raw(data)
+    file.close()
+    assert placed_scan(scene, path) == code
+    if code == 0:
+        found, _ = read_point_ply(tmp_path / "points.ply")
+        # Coordinates of the file are float32.
+        np.testing.assert_allclose(found, points, atol=0.02)
+    else:
+        assert "in US survey foot; choose a system in metres" in capsys.readouterr().err
 
 
 def test_a_scan_on_the_map_is_refused_without_the_map(scene, tmp_path, capsys):

@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 
 import numpy as np
 import pytest
 
+from sugar_capture.convert_inputs import read_inputs
+from sugar_capture.convert_options import ConvertOptions
 from sugar_capture.gps.gps_tags import gps_of
 from sugar_capture.gps.video_positions import (
     position_of_text,
     positions_of_telemetry,
     video_track,
 )
+from sugar_capture.scene_folder import Source, Work
 from sugar_capture.video_frames import CHOICE_FILE, extract_frames
+from sugar_utils.console import Console
 from tests.support.gps_videos import (
     ALTITUDE,
     FRAME_RATE,
@@ -60,6 +65,41 @@ def test_subtitles_of_drones_are_read_with_the_altitude_above_the_sea():
     assert position_of_text("F/2.8, SS 320, ISO 100") is None
 
 
+def triples(*lines: str) -> str:
+    """An SRT file with a line for each second."""
+    blocks = [
+        f"{number}\n00:00:0{number},000 --> 00:00:0{number},900\nHOME(14.9,48.7)\n{line}\n"
+        for number, line in enumerate(lines)
+    ]
+    return "\n".join(blocks)
+
+
+@pytest.mark.parametrize(
+    ("lines", "position"),
+    [
+        (["GPS(14.9995,48.7528,328.2) BAROMETER:28.2"], (14.9995, 48.7528, 328.2)),
+        (["GPS (-122.3699, 37.8166, 15), D 24.26m"], (-122.3699, 37.8166, None)),
+        (["GPS(14.9,48.7,16) BAROMETER:1.9", "GPS(14.9,48.7,17)"], (14.9, 48.7, None)),
+        (["GPS(14.9,48.7,30) BAROMETER:1.9", "GPS(14.9,48.7,330)"], (14.9, 48.7, 30.0)),
+        # Matrice 300 writes the latitude first, and the unit.
+        (["GPS(36.6146,-6.1120,81.5M) BAROMETER:0.3M"], (-6.112, 36.6146, 81.5)),
+        (["[latitude: 47,5] [longtitude: -8,25] [altitude: 431,5]"], (-8.25, 47.5, 431.5)),
+        (["Lat: 47.5 Long: 8.25 abs_alt: 431.5"], (8.25, 47.5, 431.5)),
+        (["GPS(0.0000,0.0000,0)"], None),
+        (["GPS(14.9,95.0,300.5)"], None),
+        (["ISO:100 Shutter:400"], None),
+    ],
+)
+def test_lines_of_older_drones_have_the_longitude_first(lines, position, tmp_path):
+    video = write_gps_video(tmp_path / "walk.mp4", "none")
+    (tmp_path / "walk.SRT").write_text(triples(*lines), encoding="utf-16")
+    track = video_track(video)
+    if position is None:
+        assert track is None
+    else:
+        assert track.points[0].position == position
+
+
 @pytest.mark.parametrize("kind", ["GPS5", "GPS9"])
 def test_positions_without_reception_do_not_count(kind):
     assert len(positions_of_telemetry(telemetry_packet(0, kind))) == 10
@@ -84,6 +124,19 @@ def test_a_video_without_a_track_has_frames_without_positions(tmp_path):
     assert video_track(video) is None
     extract_frames(video, tmp_path / "input", 4, quiet)
     assert gps_of(next((tmp_path / "input").glob("*.jpg"))) is None
+
+
+def test_an_srt_without_positions_is_named_once(tmp_path):
+    video = write_gps_video(tmp_path / "walk.mp4", "none")
+    (tmp_path / "walk.SRT").write_text(triples("ISO:100 Shutter:400"))
+    stream = io.StringIO()
+    work = Work(
+        Source(tmp_path / "walk", tmp_path / "walk" / "input", video),
+        ConvertOptions(source_path=video),
+        Console(stream=stream, terminal=False),
+    )
+    read_inputs(work)
+    assert stream.getvalue().count("walk.SRT has no positions that can be read") == 1
 
 
 def test_a_track_across_the_date_line_and_its_ends(tmp_path):

@@ -20,7 +20,6 @@ import torch
 import view
 from gaussian_splatting.data.cameras import Camera, front_direction, upright_axes
 from gaussian_splatting.engine.model import TrainableCloud
-from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.scenes.reference_layout import read_cameras_json, write_camera_list
@@ -530,4 +529,17 @@ def test_a_missing_package_and_a_taken_port_are_one_line(output, monkeypatch, ca
 def test_a_scale_by_photographs_needs_a_capture(output):
     options = options_of(output.obj, "--known_distance", "a.png", "b.png", 1)
     with pytest.raises(UserError, match="need a capture"):
-        metres_per_unit(Placement.of(output.obj), None, options)
+        metres_per_unit(None, None, options)
+
+
+def test_points_of_a_known_distance_are_those_of_the_capture(output, scene):
+    views = load_scene(scene.root, size_rule=SugarSize(), notify=lambda _: None)
+    offset = np.array([20_000.0, 5_000.0, 300.0])
+    capture = replace(views, offset=offset)
+    first = [*views.train_cameras, *views.test_cameras][0]
+    point = ",".join(f"{value:.17g}" for value in first.center + offset + [0, 0, 1.5])
+    options = options_of(output.obj, "--known_distance", first.name, point, 3.0)
+    assert metres_per_unit(capture, None, options) == pytest.approx(2.0)
+    # On a page whose results were made half as large.
+    shrunk = np.diag([0.5, 0.5, 0.5, 1.0])
+    assert metres_per_unit(capture, shrunk, options) == pytest.approx(4.0)

@@ -23,13 +23,18 @@ def moved_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return points @ matrix[:3, :3].T + matrix[:3, 3]
 
 
+def scale_of_matrix(matrix: np.ndarray) -> float:
+    """Return by how much a similarity, (4, 4), enlarges; negative where it mirrors."""
+    return float(np.cbrt(np.linalg.det(matrix[:3, :3])))
+
+
 def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
     """Return a cloud after a similarity, (4, 4), which may mirror it.
 
     A camera that moves with it sees the same picture.
     """
     linear = matrix[:3, :3]
-    factor = float(np.cbrt(np.linalg.det(linear)))
+    factor = scale_of_matrix(matrix)
     # A mirror is a rotation after a reflection at the origin, which has a negative factor.
     rotation = linear / factor
     n_bands = cloud.sh_rest.shape[1]

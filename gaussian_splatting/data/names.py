@@ -22,6 +22,9 @@ from sugar_utils.errors import UserError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
+PHOTOGRAPH_SUFFIXES = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES)
+"""Of files as cameras write them, which convert reads."""
+
 RAW_SUFFIXES = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef")
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".avi", ".webm", ".mts", ".m2ts", ".3gp")
 ENCODINGS = ("utf-8", "gbk", "cp1252", "cp932", "cp949", "big5", "cp1251", "cp437", "cp850")
@@ -469,5 +472,5 @@ def _ends_with(path: Path, name: str) -> bool:
 def _stem(name: str) -> str:
     """Return a name without the extension of an image."""
     path = PurePosixPath(name)
-    suffixes = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES, *RAW_SUFFIXES)
+    suffixes = (*PHOTOGRAPH_SUFFIXES, *RAW_SUFFIXES)
     return path.stem if path.suffix.lower() in suffixes else name

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gaussian_splatting.core.moved import GLB_AXES
+from gaussian_splatting.core.moved import GLB_AXES, scale_of_matrix
 from gaussian_splatting.data.world_offset import FAR_AWAY
 from gaussian_splatting.formats.gltf_container import read_root_extras
 from sugar_utils.errors import Notify, UserError
@@ -140,7 +140,7 @@ class Placement:
     @property
     def scale(self) -> float:
         """How many units of the file a unit of the scene is."""
-        return float(np.cbrt(abs(np.linalg.det(self.matrix[:3, :3]))))
+        return abs(scale_of_matrix(self.matrix))
 
     def to_scene(self, world_offset: np.ndarray | None = None) -> np.ndarray:
         """Return the matrix from near coordinates to a scene. (4, 4)
@@ -335,7 +335,7 @@ def _path(name: str | None, folder: Path) -> Path | None:
 def _far_part(matrix: np.ndarray) -> np.ndarray:
     """Return the translation of a matrix where float32 has too few digits for it, else 0. (3,)"""
     translation = matrix[:3, 3].copy()
-    scale = np.cbrt(abs(np.linalg.det(matrix[:3, :3])))
+    scale = abs(scale_of_matrix(matrix))
     return translation if np.abs(translation).max() > FAR_AWAY * scale else np.zeros(3)
 
 

@@ -436,9 +436,8 @@ def read_point_ply(
     vertices = _read_ply(path)["vertex"].data
     axes, color_names = _point_properties(path, vertices)
     points = _positions(vertices, axes, offset, path, notify)
-    if color_names:
-        colors = _point_colors(vertices, color_names)
-    else:
+    colors = _point_colors(vertices, color_names)
+    if colors is None:
         notify(f"{path}: has no colours; the points start grey")
         colors = np.full(points.shape, 128, dtype=np.uint8)
     is_finite = np.isfinite(points).all(axis=1)
@@ -449,7 +448,7 @@ def read_point_ply(
 
 
 def read_point_table(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read points in full coordinates, (N, 3) float64, and colours, (N, 3) uint8, if it has any.
+    """Read points in full coordinates, (N, 3) float64, and colours, (N, 3) uint8, or None.
 
     Raises:
         UserError: The file is damaged or holds no points.
@@ -457,8 +456,7 @@ def read_point_table(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     vertices = _read_ply(path)["vertex"].data
     axes, color_names = _point_properties(path, vertices)
     points = np.stack([np.asarray(vertices[axis], np.float64) for axis in axes], axis=1)
-    colors = _point_colors(vertices, color_names) if color_names else None
-    return points, colors
+    return points, _point_colors(vertices, color_names)
 
 
 def _point_properties(path: Path, vertices: np.ndarray) -> tuple[list[str], list[str]]:
@@ -475,11 +473,17 @@ def _point_properties(path: Path, vertices: np.ndarray) -> tuple[list[str], list
     return axes, color_names
 
 
-def _point_colors(vertices: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Convert colours of 8 or 16 bits, or floats from 0 to 1. (N, 3) uint8"""
+def _point_colors(vertices: np.ndarray, names: Sequence[str]) -> np.ndarray | None:
+    """Convert colours of 8 or 16 bits, or floats from 0 to 1. (N, 3) uint8
+
+    None without names, or where all are 0: programs write that for colours that they do not have.
+    """
+    if not names:
+        return None
     values = np.stack([np.asarray(vertices[name]) for name in names], axis=1)
     if values.dtype.kind == "f":
         values = np.rint(np.nan_to_num(values) * 255)
     elif values.dtype.itemsize > 1 and values.max(initial=0) > 255:
         values = values // 257
-    return np.clip(values, 0, 255).astype(np.uint8)
+    colors = np.clip(values, 0, 255).astype(np.uint8)
+    return colors if colors.any() else None

@@ -23,8 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from gaussian_splatting.data.names import (
-    HEIF_SUFFIXES,
-    IMAGE_SUFFIXES,
+    PHOTOGRAPH_SUFFIXES,
     RAW_SUFFIXES,
     VIDEO_SUFFIXES,
     nearest_name,
@@ -81,7 +80,7 @@ def check_scene_path(path: Path) -> None:
         raise UserError(f"{path}: no such {kind}{_nearest_sibling(path)}; check -s")
     if suffix in VIDEO_SUFFIXES or suffix == ZIP_SUFFIX:
         return
-    if suffix in (*IMAGE_SUFFIXES, *HEIF_SUFFIXES, *RAW_SUFFIXES):
+    if suffix in (*PHOTOGRAPH_SUFFIXES, *RAW_SUFFIXES):
         raise UserError(
             f"{path}: a single photograph; name the folder of all photographs, -s {path.parent}"
         )

@@ -43,6 +43,15 @@ def parse_number(text: str | None, place: str) -> float:
     return float(values[0])
 
 
+def with_decimal_point(text: str) -> str:
+    """Return the text of a number with a decimal point in place of a decimal comma.
+
+    A text with a point, or with several commas, stays: its commas part thousands.
+    """
+    has_decimal_comma = text.count(",") == 1 and "." not in text
+    return text.replace(",", ".") if has_decimal_comma else text
+
+
 def read_bytes(path: Path, count: int = -1) -> bytes:
     """Read the first ``count`` bytes of a file; -1 reads all of it."""
     with (

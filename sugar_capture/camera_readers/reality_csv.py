@@ -20,7 +20,12 @@ from sugar_capture.camera_readers.entries import (
     SkippedCamera,
 )
 from sugar_capture.camera_readers.lenses import TO_COLMAP_AXES, RealityLens, reality_colmap_lens
-from sugar_capture.camera_readers.parsing import EXPORT_AGAIN, decoded_text, parse_number
+from sugar_capture.camera_readers.parsing import (
+    EXPORT_AGAIN,
+    decoded_text,
+    parse_number,
+    with_decimal_point,
+)
 from sugar_utils.errors import explained
 from sugar_utils.libraries import load_pycolmap
 
@@ -82,7 +87,6 @@ def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Entries:
         table = _table(decoded_text(path))
         rows = list(table)
     columns = table.fieldnames or ()
-    has_decimal_commas = table.reader.dialect.delimiter == ";"
     for line, row in enumerate(rows, start=2):
         name = (row["name"] or "").strip()
         size = size_of(name)
@@ -95,7 +99,7 @@ def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Entries:
             yield SkippedCamera(name, NO_POSE)
             continue
         place = f"{path}, line {line}"
-        camera = _parse_row(row, has_decimal_commas, place)
+        camera = _parse_row(row, place)
         lens = RealityLens(
             focal=camera.f,
             u=camera.px,
@@ -109,14 +113,14 @@ def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Entries:
         yield KnownCamera(name, colmap_lens, _rotation(camera), center)
 
 
-def _parse_row(row: Mapping[str, Any], has_decimal_commas: bool, place: str) -> _CameraRow:
+def _parse_row(row: Mapping[str, Any], place: str) -> _CameraRow:
     texts = _texts(row)
-    if has_decimal_commas:
-        texts = {column: text.replace(",", ".") for column, text in texts.items()}
     numbers = []
     for column in _CameraRow._fields:
         unset = "0" if column in _CameraRow._field_defaults else None
         text = texts.get(column, unset)
+        if text is not None:
+            text = with_decimal_point(text)
         numbers.append(parse_number(text, f"{place}, {column}"))
     return _CameraRow(*numbers)
 

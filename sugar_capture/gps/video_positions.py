@@ -4,7 +4,7 @@
 Two kinds are read. GoPro cameras write a telemetry track in GPMF, whose streams ``GPS5`` (up to
 HERO11) or ``GPS9`` (from HERO11 on) hold positions; the format is described in GoPro's
 ``gpmf-parser`` (Apache-2.0 or MIT). DJI cameras write a line of text for each frame, as subtitles
-of the video or as ``VIDEO.SRT`` beside it.
+of the video or as ``VIDEO.SRT`` beside it; older ones write ``GPS(longitude, latitude, altitude)``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,8 @@ import numpy as np
 from PIL import ExifTags, Image
 from PIL.TiffImagePlugin import IFDRational
 
-from sugar_capture.gps.gps_tags import GpsPosition
+from sugar_capture.camera_readers.parsing import decoded_text, with_decimal_point
+from sugar_capture.gps.gps_tags import GpsPosition, possible_position
 
 _REACH = 1.0  # seconds before and after a track within which its end still counts
 _HEADER = struct.Struct(">4scBH")  # key, type, bytes of a value, number of values
@@ -33,16 +34,20 @@ _GPS5_BYTES = 20  # five integers of 32 bits: latitude, longitude, altitude, two
 _GPS9_BYTES = 32  # the same five, then day, seconds, precision and fix
 _FIX_OF_GPS9 = ">u2"  # the last value of an entry
 _N_SCALES = 3  # that are used: of latitude, longitude and altitude
-_NUMBER = r"(-?\d+(?:\.\d+)?)"
+_NUMBER = r"([-+]?\d+(?:\.\d+)?)"
+_VALUE = r"\s*[:=]\s*([-+]?\d+(?:[.,]\d+)?)"  # after a name; some write a decimal comma
 # "longtitude" is how some drones write it.
-_LATITUDE = re.compile(rf"latitude\s*:\s*{_NUMBER}")
-_LONGITUDE = re.compile(rf"longt?itude\s*:\s*{_NUMBER}")
-_ALTITUDE = re.compile(rf"(?:abs_alt|altitude)\s*:\s*{_NUMBER}")
+_LATITUDE = re.compile(rf"(?<![a-z])lat(?:itude)?{_VALUE}", re.IGNORECASE)
+_LONGITUDE = re.compile(rf"(?<![a-z])lon(?:gt?itude|g)?{_VALUE}", re.IGNORECASE)
+_ALTITUDE = re.compile(rf"(?<![a-z_])(?:abs_alt(?:itude)?|altitude){_VALUE}", re.IGNORECASE)
+_TRIPLE = re.compile(
+    rf"\b(?:GPS|RTK)\s*\(\s*{_NUMBER}\s*,\s*{_NUMBER}\s*(?:,\s*{_NUMBER}\s*(M?))?\s*\)"
+)
+_MAX_SATELLITES = 60
 _SRT_TIME = re.compile(r"(\d+):(\d\d):(\d\d)[,.](\d+)\s*-->")
 _TEXT_CODECS = ("mov_text", "subrip", "text")
 _ARC_PARTS = 1_000_000  # of a second of arc, in EXIF
 _METRE_PARTS = 1000
-_MAX_ALTITUDE = 100_000.0  # above it an altitude is an error
 
 
 class TrackPoint(NamedTuple):
@@ -80,16 +85,24 @@ class VideoTrack:
 
 def video_track(video: Path) -> VideoTrack | None:
     """Return the GPS track of a video; None where there is none, or none that can be read."""
-    for path in (video.with_suffix(".SRT"), video.with_suffix(".srt")):
-        if path.is_file():
-            points = _srt_points(path.read_text(encoding="utf-8", errors="replace"))
-            if points:
-                return VideoTrack(points, path.name)
+    path = srt_beside(video)
+    if path is not None:
+        points = _srt_points(decoded_text(path))
+        if points:
+            return VideoTrack(points, path.name)
     try:
         with av.open(str(video)) as container:
             return _embedded_track(container)
     except (av.error.FFmpegError, ValueError):
         return None
+
+
+def srt_beside(video: Path) -> Path | None:
+    """Return the file of subtitles beside a video; None where there is none."""
+    for path in (video.with_suffix(".SRT"), video.with_suffix(".srt")):
+        if path.is_file():
+            return path
+    return None
 
 
 def exif_with_position(position: GpsPosition) -> Image.Exif:
@@ -147,43 +160,80 @@ def _embedded_track(container: Any) -> VideoTrack | None:
 
 def _subtitle_points(container: Any, stream: Any) -> list[TrackPoint]:
     """Read the positions in the subtitles of a video."""
-    points = []
+    lines = []
     container.seek(0)
     for packet in container.demux(stream):
-        if packet.pts is None:
-            continue
-        position = position_of_text(bytes(packet).decode("utf-8", "replace"))
-        if position is not None:
-            points.append(TrackPoint(float(packet.pts * packet.time_base), position))
-    return points
+        if packet.pts is not None:
+            text = bytes(packet).decode("utf-8", "replace")
+            lines.append(_TimedText(float(packet.pts * packet.time_base), text))
+    return _track_points(lines)
 
 
 def _srt_points(text: str) -> list[TrackPoint]:
     """Read the positions in the text of an SRT file."""
-    points = []
+    lines = []
     times = list(_SRT_TIME.finditer(text))
     ends = [time.start() for time in times[1:]]
     for time, end in zip(times, [*ends, len(text)], strict=True):
         hours, minutes, seconds, fraction = time.groups()
         moment = int(hours) * 3600 + int(minutes) * 60 + int(seconds) + float(f"0.{fraction}")
-        position = position_of_text(text[time.end() : end])
+        lines.append(_TimedText(moment, text[time.end() : end]))
+    return sorted(_track_points(lines), key=lambda point: point.seconds)
+
+
+class _TimedText(NamedTuple):
+    """The text that a drone wrote for a moment of a video."""
+
+    seconds: float  # since the video began
+    text: str
+
+
+def _track_points(lines: Sequence[_TimedText]) -> list[TrackPoint]:
+    has_altitudes = any(_third_is_altitude(line.text) for line in lines)
+    points = []
+    for line in lines:
+        position = position_of_text(line.text, has_altitudes)
         if position is not None:
-            points.append(TrackPoint(moment, position))
-    return sorted(points)
+            points.append(TrackPoint(line.seconds, position))
+    return points
 
 
-def position_of_text(text: str) -> GpsPosition | None:
+def _third_is_altitude(text: str) -> bool:
+    """Whether the third number of a triple cannot be the number of satellites."""
+    match = _TRIPLE.search(text)
+    if match is None or match[3] is None:
+        return False
+    return match[4] == "M" or "." in match[3] or not 0 <= int(match[3]) <= _MAX_SATELLITES
+
+
+def position_of_text(text: str, has_altitudes: bool = False) -> GpsPosition | None:
     """Return the position in a line of DJI's; None where there is none.
 
-    Heights above the place of start (``rel_alt``) do not count: they are not altitudes.
+    Heights above the place of start (``rel_alt``, ``BAROMETER``) do not count: they are not
+    altitudes.
+
+    Args:
+        has_altitudes: Whether the third number of ``GPS(longitude, latitude, ...)`` is an altitude;
+            drones of other models write the number of satellites there.
     """
     latitude = _LATITUDE.search(text)
     longitude = _LONGITUDE.search(text)
-    if latitude is None or longitude is None:
+    if latitude is not None and longitude is not None:
+        altitude = _ALTITUDE.search(text)
+        metres = None if altitude is None else _number_of(altitude)
+        return possible_position(_number_of(longitude), _number_of(latitude), metres).position
+    triple = _TRIPLE.search(text)
+    if triple is None:
         return None
-    altitude = _ALTITUDE.search(text)
-    metres = None if altitude is None else float(altitude[1])
-    return _possible_position(float(longitude[1]), float(latitude[1]), metres)
+    metres = float(triple[3]) if has_altitudes and triple[3] is not None else None
+    # Drones that write the unit, as Matrice 300, write the latitude first.
+    order = (2, 1) if triple[4] == "M" else (1, 2)
+    east, north = (float(triple[number]) for number in order)
+    return possible_position(east, north, metres).position
+
+
+def _number_of(match: re.Match[str]) -> float:
+    return float(with_decimal_point(match[1]))
 
 
 def _telemetry_points(container: Any, stream: Any) -> list[TrackPoint]:
@@ -221,7 +271,7 @@ def positions_of_telemetry(data: bytes) -> list[GpsPosition]:
                 continue
             integers = np.ascontiguousarray(rows[:, : 4 * _N_SCALES]).view(">i4")
             for latitude, longitude, altitude in integers / scales[:_N_SCALES]:
-                position = _possible_position(longitude, latitude, altitude)
+                position = possible_position(longitude, latitude, altitude).position
                 if position is not None:
                     positions.append(position)
     return positions
@@ -242,15 +292,3 @@ def _entries(data: bytes) -> Iterator[tuple[bytes, bytes, int, bytes]]:
             yield key, kind, size, values
         # Entries begin at multiples of four bytes.
         place += size * count + -(size * count) % 4
-
-
-def _possible_position(
-    longitude: float, latitude: float, altitude: float | None
-) -> GpsPosition | None:
-    """Return a position; None for one that is not on Earth, and for the zeros of no reception."""
-    is_unset = latitude == 0 and longitude == 0
-    if is_unset or abs(latitude) > 90 or abs(longitude) > 180:
-        return None
-    if altitude is not None and not abs(altitude) <= _MAX_ALTITUDE:
-        altitude = None
-    return GpsPosition(float(longitude), float(latitude), altitude)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaussian_splatting.core.moved import scale_of_matrix
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.scenes.reference_layout import camera_entry
 from sugar_utils.files import relative_path, write_json_atomic
@@ -42,7 +43,7 @@ def write_photographs(folder: Path, cameras: Sequence[Camera], matrix: np.ndarra
 def placed_camera(camera: Camera, matrix: np.ndarray) -> Camera:
     """Return a camera after a similarity: it sees what was moved along as it did. (4, 4)"""
     linear = matrix[:3, :3]
-    scale = float(np.cbrt(np.linalg.det(linear)))
+    scale = scale_of_matrix(matrix)
     rotation = camera.rotation @ (linear / scale).T
     center = linear @ camera.center + matrix[:3, 3]
     return replace(

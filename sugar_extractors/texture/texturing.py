@@ -248,7 +248,7 @@ def extract_textured_mesh(
     if not target.exists():
         read_model()
     # Raises an error for wrong names of images before the work.
-    scale_of(scene.calibrated_cameras, options.placement)
+    scale_of(scene.calibrated_cameras, options.placement, scene.offset)
     with alone_with(target, OUTPUT_FLAG):
         files = mesh_files(target, options.export_glb)
         if is_finished(files, identity, options.overwrite, OUTPUT_FLAG):

@@ -96,7 +96,7 @@ def check_places(plan: PipelinePlan) -> None:
     if plan.texture is None or plan.texture.placement.known_distance is None:
         return
     scene = _scene_of_texture(plan, plan.texture)
-    placing.scale_of(scene.calibrated_cameras, plan.texture.placement)
+    placing.scale_of(scene.calibrated_cameras, plan.texture.placement, scene.offset)
 
 
 def _scene_of_texture(plan: PipelinePlan, texture: TextureOptions) -> Scene:

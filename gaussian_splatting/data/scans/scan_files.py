@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,15 @@ SCAN_SUFFIXES = (*LAS_SUFFIXES, E57_SUFFIX)
 
 _PIECE = 1_000_000  # points that are read at once
 _COLOR_NAMES = ("red", "green", "blue")
+_LINEAR_UNITS_KEY = 3076  # keys of GeoTIFF: EPSG codes of what a LAS file is in
+_VERTICAL_SYSTEM_KEY = 4096
+_VERTICAL_UNITS_KEY = 4099
+_METRE = 9001
+_UNIT_METRES = {_METRE: 1.0, 9002: 0.3048, 9003: 1200 / 3937}  # metres, feet, US survey feet
+_HEIGHTS = (
+    'VERTCRS["heights",VDATUM["unknown"],CS[vertical,1],AXIS["up",up,LENGTHUNIT["unit",{:.17g}]]]'
+)
+_E57_SYSTEM = "coordinateMetadata"
 _E57_COLORS = ("colorRed", "colorGreen", "colorBlue")
 _GREY = 128.0
 _ADVICE = "export the scan again"
@@ -73,7 +84,6 @@ def read_scan(path: Path, limit: int, notify: Notify, to_world: ToWorld, in_rang
     n_points = 0
     n_in_range = 0
     largest = 0.0
-    has_colors = False
     middle: np.ndarray | None = None
     for piece in _pieces(path):
         with np.errstate(invalid="ignore", over="ignore"):
@@ -86,48 +96,106 @@ def read_scan(path: Path, limit: int, notify: Notify, to_world: ToWorld, in_rang
             middle = np.median(positions, axis=0)
         rows = in_range(positions)
         n_in_range += int(rows.sum())
-        colors = np.full((int(rows.sum()), 3), _GREY, np.float32)
-        if piece.colors is not None:
-            has_colors = True
-            colors = piece.colors[is_finite][rows].astype(np.float32)
-            largest = max(largest, float(colors.max(initial=0)))
-        grid.add(positions[rows], colors)
+        # Red, green, blue, and whether the point has a colour.
+        values = np.zeros((int(rows.sum()), 4), np.float32)
+        # Scanners without a camera leave the colours of a format at 0.
+        if piece.colors is not None and piece.colors.any():
+            values[:, :3] = piece.colors[is_finite][rows]
+            values[:, 3] = 1
+            largest = max(largest, float(piece.colors.max()))
+        grid.add(positions[rows], values)
     if middle is None:
         raise UserError(f"{path}: has no points; {_ADVICE}")
     positions, values = grid.points()
-    if has_colors and largest > 255:
-        # 16 bits, as LAS has them; some programs leave 8 bits in them.
-        values = values / 257
+    has_colors = largest > 0
     if not has_colors:
         notify(f"{path}: has no colours; the points start grey")
     thinned = ""
     if grid.side > 0:
         thinned = f", thinned to {len(positions):,}, one in each {grid.side:.3g} units"
     notify(f"{path.name}: {n_in_range:,} of {n_points:,} points near the cameras{thinned}")
-    colors = np.rint(values).clip(0, 255).astype(np.uint8)
+    colors = _colors_of(values, is_deep=largest > 255)
     return Scan(positions, colors, n_points, has_colors, middle)
 
 
-def scan_epsg(path: Path) -> int | None:
-    """Return the EPSG code of the map that a LAS file is in; None where it does not tell.
+def _colors_of(values: np.ndarray, is_deep: bool) -> np.ndarray:
+    """Return the mean colours of points that have some, grey of others. (N, 3) uint8
 
-    Without pyproj it is None, too.
+    Args:
+        values: Means of red, green, blue, and of 1 for points with a colour. (N, 4)
+        is_deep: Whether colours have 16 bits, as LAS has them; some programs leave 8 bits in them.
     """
-    if path.suffix.lower() not in LAS_SUFFIXES:
-        return None
+    share = values[:, -1:]
+    colors = values[:, :3] / np.maximum(share, 1e-6)
+    if is_deep:
+        colors = colors / 257
+    colors = np.where(share > 0, colors, _GREY)
+    return np.rint(colors).clip(0, 255).astype(np.uint8)
+
+
+def scan_system(path: Path) -> str | None:
+    """Return the coordinate system that a LAS or E57 file names, as WKT; None where it names none.
+
+    Without pyproj it is None for LAS, too.
+
+    Raises:
+        UserError: It names units that cannot be converted, since its system cannot be read.
+    """
     require_regular_file(path)
-    laspy = _load_laspy(path)
-    with _scan_errors(path), laspy.open(path) as reader:
-        try:
-            system = reader.header.parse_crs()
-        except (ImportError, ValueError, RuntimeError):
-            return None
+    suffix = path.suffix.lower()
+    if suffix in LAS_SUFFIXES:
+        laspy = _load_laspy(path)
+        with _scan_errors(path), laspy.open(path) as reader:
+            return _las_system(path, reader.header)
+    if suffix == E57_SUFFIX:
+        pye57 = _load_pye57(path)
+        with _scan_errors(path), contextlib.closing(pye57.E57(str(path))) as file:
+            if file.root.isDefined(_E57_SYSTEM):
+                return file.root[_E57_SYSTEM].value().strip() or None
+    return None
+
+
+def _las_system(path: Path, header: Any) -> str | None:
+    """Return the system of a ``laspy.LasHeader`` as WKT, with heights as GeoTIFF keys name them."""
+    keys = {
+        key.id: key.value_offset
+        for record in header.vlrs
+        for key in getattr(record, "geo_keys", ())
+        if key.tiff_tag_location == 0
+    }
+    try:
+        system = header.parse_crs()
+    except (ImportError, ValueError, RuntimeError):
+        system = None
+    unit = keys.get(_LINEAR_UNITS_KEY, _METRE)
+    is_foreign = system is None or not math.isclose(
+        system.axis_info[0].unit_conversion_factor, _UNIT_METRES.get(unit, 0.0), rel_tol=1e-9
+    )
+    if unit != _METRE and is_foreign:
+        raise UserError(
+            f"{path}: its keys name a unit of EPSG {unit}, and no system with it; convert the scan "
+            "to metres"
+        )
     if system is None:
         return None
-    if system.is_compound:
-        # Of a map and a height, each with a code.
-        system = system.sub_crs_list[0]
-    return system.to_epsg()
+    definition = system.to_wkt()
+    heights = keys.get(_VERTICAL_SYSTEM_KEY, 0)
+    unit = keys.get(_VERTICAL_UNITS_KEY, _METRE)
+    if len(system.axis_info) > 2 or not (_is_code(heights) or _VERTICAL_UNITS_KEY in keys):
+        return definition
+    if unit not in _UNIT_METRES:
+        raise UserError(f"{path}: heights have the unit EPSG {unit}; convert the scan to metres")
+    vertical = f"EPSG:{heights}"
+    if not _is_code(heights):
+        vertical = _HEIGHTS.format(_UNIT_METRES[unit])
+    compound = importlib.import_module("pyproj.crs").CompoundCRS
+    with explained(f"{path}: heights of {vertical:.20}:", _ADVICE, ValueError, RuntimeError):
+        return compound(f"{system.name} with heights", [definition, vertical]).to_wkt()
+
+
+def _is_code(value: int) -> bool:
+    """Whether a value of a GeoTIFF key is an EPSG code, not 0 or "user-defined"."""
+    return 1024 <= value < 32767
 
 
 def _pieces(path: Path) -> Iterator[_Piece]:
