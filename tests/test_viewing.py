@@ -539,7 +539,7 @@ def test_points_of_a_known_distance_are_those_of_the_capture(output, scene):
     first = [*views.train_cameras, *views.test_cameras][0]
     point = ",".join(f"{value:.17g}" for value in first.center + offset + [0, 0, 1.5])
     options = options_of(output.obj, "--known_distance", first.name, point, 3.0)
-    assert metres_per_unit(capture, None, options) == pytest.approx(2.0)
+    assert metres_per_unit(Placement(np.eye(4)), capture, options) == pytest.approx(2.0)
     # On a page whose results were made half as large.
     shrunk = np.diag([0.5, 0.5, 0.5, 1.0])
-    assert metres_per_unit(capture, shrunk, options) == pytest.approx(4.0)
+    assert metres_per_unit(Placement(shrunk), capture, options) == pytest.approx(4.0)
