@@ -234,9 +234,9 @@ def test_heights_in_feet_become_metres_or_are_refused(tmp_path):
     assert "heights are not converted: EPSG:32633 does not say" in notes[0]
     # As a PROJ string.
     text = "+proj=utm +zone=33 +datum=WGS84 +units=m +vunits=us-ft"
-    assert "has heights in US survey foot" in refusal(
-        capture, write_list(tmp_path / "gcp_list.txt", lines, text)
-    )
+    path = write_list(tmp_path / "gcp_list.txt", lines, text)
+    assert "has heights in US survey foot" in refusal(capture, path)
+    assert_known_similarity(placed(capture, path, epsg=EPSG), points, noise=1e-3)
 
 
 def way_between(source: str, target: str, point: np.ndarray) -> Conversion:
