@@ -684,6 +684,8 @@ def test_tables_of_markers_are_read_with_any_separators_and_decimal_commas(rows,
     ("lines", "message"),
     [
         (["EPSG:32633", "500,021.03 5400012.5 300 1 2 a.jpg"], "line 2: '500,021.03' is no number"),
+        (["label;x;y;z", "P1;500'021.03;5400012.5;300"], "line 2.*nothing between thousands"),
+        (["label;x;y;z", "P1;500 021,03;5400012,5;300"], "line 2.*nothing between thousands"),
         (["EPSG:32633", "5000,03,54000,5,300,25,4,5,6,5,a.jpg"], "line 2.*write decimal points"),
         (["label,x,y,z", "P1,500021,03,5400012,5,300,25"], "line 2.*write decimal points"),
         (["label x y z", "GCP 1 500021.03 5400012.5 300.25"], "line 2.*quote names with blanks"),
