@@ -32,6 +32,7 @@ _CHECK_WORDS = ("check", "chk")  # in the names of points that are held out
 _SYSTEM_COMMENT = re.compile(r"#\s*CoordinateSystem:\s*(.+)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")  # of a target, in the name of a point
 _DIGITS = re.compile(r"[-+]?(\d[\d.,]*)?\d")  # also with signs of thousands, which are refused
+_PARTED = re.compile(r"\d[,'’\s]\d")  # digits with something between thousands
 _LIST_COLUMNS = 6  # of gcp_list.txt, without the name
 _PROJECTIONS = "projections.csv"
 _BLANKS = " "  # any number of blanks and tabs
@@ -425,6 +426,8 @@ def _number(text: str, place: str) -> float:
         value = math.nan
     # Comparisons with NaN are false.
     if not abs(value) <= FAR:
-        advice = "write a decimal point, and nothing between thousands" if "," in text else _ADVICE
+        advice = _ADVICE
+        if _PARTED.search(text):
+            advice = "write a decimal point, and nothing between thousands"
         raise UserError(f"{place}: {text!r:.40} is no number; {advice}")
     return value

@@ -68,7 +68,8 @@ def conversion(
     Raises:
         UserError: pyproj is missing, or it knows no way whose accuracy is known.
     """
-    if source == target or (source.epsg is not None and source.epsg == target.epsg):
+    has_same_code = source.epsg is not None and source.epsg == target.epsg
+    if source == target or (has_same_code and source.height_unit == target.height_unit):
         return Conversion(source, target, None, None, place)
     what = f"{place}: converting {source.name} to {target.name}"
     (pyproj,) = load_package(what, "pyproj", "pyproj")

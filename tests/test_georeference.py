@@ -234,9 +234,9 @@ def test_heights_in_feet_become_metres_or_are_refused(tmp_path):
     assert "heights are not converted: EPSG:32633 does not say" in notes[0]
     # As a PROJ string.
     text = "+proj=utm +zone=33 +datum=WGS84 +units=m +vunits=us-ft"
-    assert "has heights in US survey foot" in refusal(
-        capture, write_list(tmp_path / "gcp_list.txt", lines, text)
-    )
+    path = write_list(tmp_path / "gcp_list.txt", lines, text)
+    assert "has heights in US survey foot" in refusal(capture, path)
+    assert_known_similarity(placed(capture, path, epsg=EPSG), points, noise=1e-3)
 
 
 def way_between(source: str, target: str, point: np.ndarray) -> Conversion:
@@ -684,6 +684,8 @@ def test_tables_of_markers_are_read_with_any_separators_and_decimal_commas(rows,
     ("lines", "message"),
     [
         (["EPSG:32633", "500,021.03 5400012.5 300 1 2 a.jpg"], "line 2: '500,021.03' is no number"),
+        (["label;x;y;z", "P1;500'021.03;5400012.5;300"], "line 2.*nothing between thousands"),
+        (["label;x;y;z", "P1;500 021,03;5400012,5;300"], "line 2.*nothing between thousands"),
         (["EPSG:32633", "5000,03,54000,5,300,25,4,5,6,5,a.jpg"], "line 2.*write decimal points"),
         (["label,x,y,z", "P1,500021,03,5400012,5,300,25"], "line 2.*write decimal points"),
         (["label x y z", "GCP 1 500021.03 5400012.5 300.25"], "line 2.*quote names with blanks"),
