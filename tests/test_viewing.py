@@ -20,6 +20,7 @@ import torch
 import view
 from gaussian_splatting.data.cameras import Camera, front_direction, upright_axes
 from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.scenes.reference_layout import read_cameras_json, write_camera_list
