@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from scipy.spatial import KDTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -30,7 +29,7 @@ import sugar_utils  # noqa: F401  before torch
 # isort: split
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.core.moved import moved_points
-from gaussian_splatting.formats.placement import TRANSFORM
+from gaussian_splatting.formats.placement import Placement
 from sugar_extractors.any_mesh import read_any_mesh
 from sugar_pipeline.quality.mesh_quality import (
     N_SAMPLES,
@@ -86,12 +85,10 @@ def part_completeness(
 
 def read_in_scene(path: Path) -> TriangleMesh:
     """Read a mesh in the world of its scene; those of a folder of results stand upright."""
-    mesh = read_any_mesh(path)
-    note = path.with_name(TRANSFORM)
-    if not note.is_file():
-        return mesh
-    matrix = np.array(read_json(note)["matrix_to_scene"])
-    return replace(mesh, vertices=moved_points(mesh.vertices, matrix), normals=None)
+    placement = Placement.of(path)
+    mesh = read_any_mesh(path, print, placement.offset)
+    vertices = moved_points(mesh.vertices, placement.to_scene())
+    return replace(mesh, vertices=vertices, normals=None)
 
 
 def spacing(reference: Reference) -> float:

@@ -17,11 +17,12 @@ from sugar_capture import panoramas, scene_folder
 from sugar_capture.gps.video_positions import srt_beside, video_track
 from sugar_capture.known_cameras import KnownCameras, read_cameras, the_cameras
 from sugar_capture.photographs import Photograph, described_photographs
-from sugar_capture.scene_folder import INPUT, Work, digest, note
+from sugar_capture.scene_folder import INPUT, Work, note
 from sugar_capture.turntable import write_turntable_masks
 from sugar_capture.video_frames import extract_frames
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
+from sugar_utils.recipe import digest_of
 
 _MIN_PHOTOGRAPHS = 3
 
@@ -130,7 +131,7 @@ def _mask_turntable(work: Work, photographs: Sequence[Photograph]) -> int:
     source = work.source
     mask_flag = work.options.masks.masks
     folder = source.root / MASK_FOLDERS[0]
-    files = digest(file_digests(photographs))
+    files = digest_of(file_digests(photographs))
     noted_files, _, noted_rounds = (
         scene_folder.read_record(source.root).get("rounds", "").partition(" ")
     )
@@ -194,7 +195,7 @@ def _cut_panoramas(
     for mask in masks:
         facts = None if mask is None else [file_digest(mask.path), mask.alpha, mask.mode]
         mask_facts.append(facts)
-    key = digest(file_digests(photographs), mask_facts, angle)
+    key = digest_of(file_digests(photographs), mask_facts, angle)
     folder = work.source.work / f"views_{key}"
     for other in work.source.work.glob("views_*"):
         if other != folder:

@@ -35,12 +35,13 @@ from sugar_capture.registration_choice import register_images
 from sugar_capture.registration_evidence import collect_evidence
 from sugar_capture.registration_page import CaptureMaps, RunFacts, camera_map, convert_page
 from sugar_capture.registration_report import Evidence, Registration, registration_of
-from sugar_capture.scene_folder import Original, Work, digest, note
+from sugar_capture.scene_folder import Original, Work, note
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError, shortened
 from sugar_utils.files import check_writable, exclusive, file_digest, write_json_atomic
 from sugar_utils.html import Page, write_page
 from sugar_utils.libraries import load_pycolmap
+from sugar_utils.recipe import digest_of
 from sugar_utils.schemas import Coordinate, Count, read_checked
 
 OUTCOME = "outcome.json"  # results for programs, in the folder of work
@@ -151,7 +152,7 @@ def _plan_attempts(work: Work, inputs: ConvertInputs) -> list[Attempt]:
         work,
         inputs.photographs,
         masks=None,
-        content=digest(files, *inputs.known_digests),
+        content=digest_of(files, *inputs.known_digests),
         known=inputs.known,
         of_panoramas=inputs.of_panoramas,
     )
@@ -163,7 +164,7 @@ def _plan_attempts(work: Work, inputs: ConvertInputs) -> list[Attempt]:
         inputs.photographs,
         masks=inputs.masks,
         whole=whole_attempt,
-        content=digest(files, inputs.mask_digests(), *inputs.known_digests),
+        content=digest_of(files, inputs.mask_digests(), *inputs.known_digests),
         known=inputs.known,
         of_panoramas=inputs.of_panoramas,
         keeps_focal=inputs.n_rounds == 1,
@@ -188,7 +189,7 @@ def _result_key(work: Work, inputs: ConvertInputs, attempts: list[Attempt]) -> s
     if sfm.features != "auto" or sfm.feature_weights is not None:
         steps = steps_up_to(sfm.features, sfm.feature_weights)
         parts.append([step.key() for step in steps])
-    return digest(*parts)
+    return digest_of(*parts)
 
 
 def _read_finished_models(work: Work, inputs: ConvertInputs) -> Models:

@@ -26,10 +26,11 @@ from sugar_capture.pairs.chosen_pairs import (
 )
 from sugar_capture.photographs import Photograph
 from sugar_capture.registration_report import FINE_ERROR
-from sugar_capture.scene_folder import Work, digest, note
+from sugar_capture.scene_folder import Work, note
 from sugar_utils.errors import UserError
 from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
+from sugar_utils.recipe import digest_of
 
 # Most of the images that match others that a model may lack which was placed at once. To register
 # thousands one by one takes several times as long.
@@ -92,9 +93,9 @@ class Attempt:
         """Return a digest for each step of all that its result depends on."""
         sfm = self.work.options.sfm
         seed = self.work.options.random_seed
-        features = digest(self.content, sfm.camera, sfm.extraction_size, sfm.max_features)
-        matches = digest(features, self.matcher, seed)
-        models = digest(matches, self.mapper, seed, self.keeps_focal)
+        features = digest_of(self.content, sfm.camera, sfm.extraction_size, sfm.max_features)
+        matches = digest_of(features, self.matcher, seed)
+        models = digest_of(matches, self.mapper, seed, self.keeps_focal)
         return {"features": features, "matches": matches, "models": models}
 
     def noted(self, step: str, key: str) -> bool:

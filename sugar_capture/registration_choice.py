@@ -21,10 +21,11 @@ from sugar_capture.pairs.chosen_pairs import Pair, best_partners, connected_imag
 from sugar_capture.pairs.pair_checks import contradicting_pairs
 from sugar_capture.registration_attempts import Attempt
 from sugar_capture.registration_report import FINE_SHARE, NARROW, model_facts
-from sugar_capture.scene_folder import digest, note
+from sugar_capture.scene_folder import note
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, replaced_folder
 from sugar_utils.libraries import load_pycolmap
+from sugar_utils.recipe import digest_of
 
 if TYPE_CHECKING:
     import pycolmap
@@ -53,7 +54,7 @@ class Extension(Attempt):
     def keys(self) -> dict[str, str]:
         """Return a digest for each step of all that its result depends on."""
         models_key = self._masked().keys()["models"]
-        return {step: digest(key, models_key) for step, key in super().keys().items()}
+        return {step: digest_of(key, models_key) for step, key in super().keys().items()}
 
     def _masked(self) -> Attempt:
         if self.masked is None:

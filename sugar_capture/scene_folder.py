@@ -9,8 +9,6 @@ all is done, everything new is in ``distorted``; files that were there before ar
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +34,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, file_digest, replaced_folder, write_json_atomic
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import memory_usage, reset_peak
+from sugar_utils.recipe import digest_of
 from sugar_utils.schemas import FileName, read_checked
 
 if TYPE_CHECKING:
@@ -164,12 +163,7 @@ def source_digest(source: Source, masks: Path | None = None, cameras: str | None
         entries.append([path.relative_to(mask_folder).as_posix(), file_digest(path)])
     for camera_files in find_cameras(cameras, source.folder, source.root):
         entries.append([file_digest(path) for path in camera_files.files])
-    return digest(entries)
-
-
-def digest(*parts: object) -> str:
-    """Return a short digest of JSON values."""
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
+    return digest_of(entries)
 
 
 def find_source(path: Path) -> Source:

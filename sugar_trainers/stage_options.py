@@ -24,7 +24,7 @@ from gaussian_splatting.engine.kernel_loading import kernels_ahead
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.run_identity import Identity, scene_inputs
+from gaussian_splatting.engine.run_identity import scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.state_schema import PayloadCheck
@@ -39,6 +39,7 @@ from sugar_trainers.stage_memory import StageSettings, with_memory_plan
 from sugar_utils.console import Console
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import file_digest
+from sugar_utils.recipe import Recipe
 from sugar_utils.settings import made_of
 
 Model = TypeVar("Model", GaussianCloud, BoundCloud)
@@ -134,7 +135,7 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
         if exposures is not None and has_exposures:
             digests["exposures"] = file_digest(_exposure_path(checkpoint))
         inputs = {**scene_inputs(scene, tracks=options.reads_tracks), **digests}
-        identity = Identity(options.identity(), inputs, options.sources())
+        identity = Recipe(options.identity(), inputs, options.sources())
         directory = RunDirectory(options.directory, identity, check=options.payload_check)
 
         def build(model: Model, images: ImageStore, console: Console) -> Stage:

@@ -23,7 +23,7 @@ from gaussian_splatting.engine.loss_terms import COLOR, report
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.run_identity import Identity, scene_inputs
+from gaussian_splatting.engine.run_identity import scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ViewPass
@@ -34,6 +34,7 @@ from gaussian_splatting.rasterization.compute import Compute
 from gaussian_splatting.scenes.scene import load_scene
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
+from sugar_utils.recipe import Recipe
 from tests.support.tiny_scene import TinyScene, assert_same_bits, disturbed_cloud, load_pt
 
 
@@ -60,7 +61,7 @@ class ColorOptions:
     def prepare(self, messages: Messages) -> tuple[StageRun[GaussianCloud], GaussianCloud]:
         scene = load_scene(self.scene.root, size_rule=SugarSize(), notify=messages)
         settings = {"iterations": self.config.iterations}
-        identity = Identity(settings, scene_inputs(scene), {"scene": self.scene.root})
+        identity = Recipe(settings, scene_inputs(scene), {"scene": self.scene.root})
         last = self.config.iterations
         loop = LoopConfig(first=1, last=last, seed=0, checkpoint_interval=4, log_interval=2)
         directory = RunDirectory(self.folder, identity)

@@ -16,7 +16,7 @@ from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_pipeline.blocks import block_depths, block_meshes
 from sugar_pipeline.blocks.block_depths import StoredView, border_weights
 from sugar_pipeline.blocks.block_meshes import SmallestPart
-from sugar_pipeline.blocks.block_plan import Block, BlockPlan, identity_of, read_plan
+from sugar_pipeline.blocks.block_plan import PLAN_FILE, Block, BlockPlan, read_plan
 from sugar_pipeline.blocks.block_scenes import cut_out, write_cut_out
 from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, welded
 from sugar_pipeline.blocks.partition import (
@@ -29,6 +29,7 @@ from sugar_pipeline.blocks.partition import (
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
+from sugar_utils.recipe import Recipe
 from tests.support.mesh_scenes import cameras_around
 from tests.test_depth_fusion import RADIUS, ellipsoid_view
 
@@ -95,9 +96,12 @@ def test_a_plan_is_read_back(tmp_path):
     blocks = two_halves(tmp_path)
     plan = BlockPlan(tmp_path, blocks, 0.25, BlockBox((-1.0, -2.0, -3.0), (1.0, 2.0, 3.0)))
     assert read_plan(tmp_path) is None
-    plan.write({"blocks": 2})
+    # JSON has lists where Python has tuples.
+    recipe = Recipe({"blocks": 2, "sizes": [(4, 3)]})
+    plan.write(recipe)
     assert read_plan(tmp_path) == plan
-    assert identity_of(tmp_path) == {"blocks": 2}
+    assert recipe.is_current(tmp_path / PLAN_FILE)
+    assert not Recipe({"blocks": 3, "sizes": [(4, 3)]}).is_current(tmp_path / PLAN_FILE)
 
 
 def test_a_block_gets_the_rectangle_that_shows_it_and_its_camera(tmp_path):

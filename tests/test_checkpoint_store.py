@@ -19,8 +19,8 @@ from gaussian_splatting.engine.checkpoint import (
     save_payload,
     to_portable,
 )
-from gaussian_splatting.engine.run_identity import settings_differences
 from sugar_utils.errors import UserError
+from sugar_utils.recipe import settings_differences
 from tests.support.limits import largest_file
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -20,7 +20,7 @@ from gaussian_splatting.formats.ply import (
     write_point_ply,
 )
 from sugar_extractors.export.export_run import ExportOptions, export
-from sugar_extractors.export.reading import read_any_gaussians
+from sugar_extractors.export.reading import read_gaussians_in_scene
 from sugar_utils.errors import UserError
 from tests.support.gaussian_files import random_cloud, write_compressed
 from tests.support.heard_console import Heard
@@ -62,7 +62,7 @@ def test_numbers_of_a_compressed_file_stand_for_the_ends_of_their_range(tmp_path
 def test_a_compressed_file_can_be_exported(tmp_path):
     write_compressed(tmp_path / "a.compressed.ply", random_cloud())
     export(ExportOptions(tmp_path / "a.compressed.ply", "splat", tmp_path / "b"), Heard())
-    assert len(read_any_gaussians(tmp_path / "b.splat", pytest.fail)) == 600
+    assert len(read_gaussians_in_scene(tmp_path / "b.splat", pytest.fail)) == 600
 
 
 def test_a_compressed_file_that_is_cut_or_lacks_chunks_is_one_line(tmp_path):

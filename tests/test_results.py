@@ -12,18 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from gaussian_splatting.engine.run_identity import Identity
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.placing import PlacementOptions
-from sugar_extractors.results import is_finished, publish
 from sugar_utils import files as file_writing
 from sugar_utils.errors import UserError
 from sugar_utils.files import exclusive
+from sugar_utils.recipe import Recipe
 from tests.support.tiny_scene import make_tiny_scene
 
-OLD, NEW = Identity({"size": 1}), Identity({"size": 2})
+OLD, NEW = Recipe({"size": 1}), Recipe({"size": 2})
 ADVICE = "wait"
 
 
@@ -31,14 +30,14 @@ def files_of(folder: Path, *suffixes: str) -> list[Path]:
     return [folder / f"mesh{suffix}" for suffix in suffixes]
 
 
-def write(files: list[Path], identity: Identity) -> None:
-    with publish(files, identity, lambda: {"figure": 1}) as targets:
+def write(files: list[Path], identity: Recipe) -> None:
+    with identity.publish(files, lambda: {"figure": 1}) as targets:
         for file, target in targets.items():
             target.write_text(f"{file.name} {identity.settings}")
 
 
-def finished(files: list[Path], identity: Identity, overwrite: bool = False) -> bool:
-    return is_finished(files, identity, overwrite, "--output_dir")
+def finished(files: list[Path], identity: Recipe, overwrite: bool = False) -> bool:
+    return identity.is_finished(files, overwrite, "--output_dir")
 
 
 def test_a_result_is_finished_for_what_it_was_made_from_and_nothing_else(tmp_path):
@@ -115,7 +114,7 @@ def test_a_full_disk_leaves_the_old_result(tmp_path):
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def write_on_a_full_disk():
-        with publish(files, NEW, dict) as targets:
+        with NEW.publish(files, dict) as targets:
             targets[files[0]].write_text("new")
             raise OSError(28, "No space left on device")
 

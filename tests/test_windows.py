@@ -13,13 +13,13 @@ from pathlib import Path, PureWindowsPath
 import pytest
 
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.run_identity import Identity
 from sugar_extractors.mesh.mesh_config import mesh_name
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline.plan import full_plan
 from sugar_trainers.naming import coarse_name, refined_name, scene_name
 from sugar_utils.errors import UserError
 from sugar_utils.html import Link
+from sugar_utils.recipe import Recipe
 from tests.support.repository import (
     name_of,
     production_files,
@@ -105,7 +105,7 @@ def test_a_stage_reads_what_the_one_before_wrote():
 
 def test_identities_are_text():
     options = windows_plan("D:\\scans\\Cup", "E:\\out").coarse
-    assert Identity(options.identity(), sources=options.sources()).sources == {
+    assert Recipe(options.identity(), sources=options.sources()).sources == {
         "scene": "D:\\scans\\Cup",
         "checkpoint": "E:\\out\\vanilla_gs\\Cup",
     }
@@ -146,7 +146,7 @@ def test_a_page_does_not_link_to_another_drive(monkeypatch):
 
 
 def test_a_file_that_another_program_holds_open_is_named(tmp_path, monkeypatch):
-    RunDirectory(tmp_path, Identity({"a": 1})).record("finished", timings={})
+    RunDirectory(tmp_path, Recipe({"a": 1})).record("finished", timings={})
     for iteration in (5, 10):
         (tmp_path / f"{iteration}.pt").write_bytes(b"")
 
@@ -158,13 +158,13 @@ def test_a_file_that_another_program_holds_open_is_named(tmp_path, monkeypatch):
         unlink(self, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    run = RunDirectory(tmp_path, Identity({"a": 2}))
+    run = RunDirectory(tmp_path, Recipe({"a": 2}))
     assert run.plan("none", True, 20, print).payload is None
     with pytest.raises(UserError, match=r"cannot remove .*10\.pt.*close the program"):
         run.replace_other(tmp_path / "5.pt")
     # The new run is in the folder, and the next start of it removes what is left of the old one.
     monkeypatch.undo()
-    again = RunDirectory(tmp_path, Identity({"a": 2}))
+    again = RunDirectory(tmp_path, Recipe({"a": 2}))
     with pytest.raises(UserError, match=r"5\.pt: the checkpoint is damaged"):
         again.plan(str(tmp_path / "5.pt"), False, 20, print)
     assert not (tmp_path / "10.pt").exists()

@@ -37,6 +37,7 @@ from gaussian_splatting.data.observations import (
     hardly_known,
 )
 from sugar_utils.errors import Notify, UserError, shortened
+from sugar_utils.files import file_digest
 
 Result = TypeVar("Result")
 
@@ -181,16 +182,14 @@ class _CheckInputs:
             digest.update(camera.rotation.tobytes())
             digest.update(camera.translation.tobytes())
             if camera.image_path is not None:
-                digest.update(_file_state(camera.image_path))
+                digest.update(_file_key(camera.image_path))
             if camera.mask is not None:
-                digest.update(_file_state(camera.mask.path))
+                digest.update(_file_key(camera.mask.path))
         return cls(digest.hexdigest(), remaining, data)
 
 
-def _file_state(path: Path) -> bytes:
-    """Return path, size and time of a file, by which a change is noticed."""
-    status = path.stat()
-    return f"{path} {status.st_size} {status.st_mtime_ns}".encode(errors="replace")
+def _file_key(path: Path) -> bytes:
+    return f"{path} {file_digest(path)}".encode(errors="replace")
 
 
 @functools.lru_cache(maxsize=_CACHED_RESULTS)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
-from gaussian_splatting.engine.run_identity import Identity
 from gaussian_splatting.engine.state_schema import PayloadCheck
 from gaussian_splatting.scenes.reference_layout import RUN_FILE
 from sugar_utils import files as storage
 from sugar_utils.errors import Notify, UserError, explained
+from sugar_utils.recipe import Recipe
 from sugar_utils.schemas import RunRecord, read_checked
 
 _LOG = "log.txt"
@@ -54,7 +54,7 @@ class RunDirectory:
     def __init__(
         self,
         path: Path,
-        identity: Identity,
+        identity: Recipe,
         output_flag: str = "--output_dir",
         products: tuple[Path, ...] = (),
         check: PayloadCheck | None = None,

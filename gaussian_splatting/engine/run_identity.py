@@ -1,84 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity of a run: the settings that decide its result, and digests of its inputs."""
+"""Digests of the inputs of a run: cameras, photographs, masks, maps, point tracks."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.scenes.scene import Scene
 from sugar_utils import files as storage
-from sugar_utils.errors import shortened
 from sugar_utils.flags import AUTO
 
 _DIGITS = 8
 """Decimals that count in a camera: enough for any pose, and no other processor's rounding."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Settings and inputs of a run, as JSON values; compared with those in its folder."""
-
-    settings: dict[str, Any]
-    inputs: dict[str, Any] = field(default_factory=dict)
-    sources: dict[str, Any] = field(default_factory=dict)  # paths, which do not identify it
-
-    def __post_init__(self) -> None:
-        for name in ("settings", "inputs", "sources"):
-            object.__setattr__(self, name, storage.json_values(getattr(self, name)))
-
-    def record(self) -> dict[str, Any]:
-        """All of it, for ``run.json`` and checkpoints."""
-        return {"settings": self.settings, "inputs": self.inputs, "sources": self.sources}
-
-    def differences(self, recorded: Mapping[str, Any]) -> list[str]:
-        """One line for every setting and kind of input that is not as recorded."""
-        settings = recorded.get("settings")
-        inputs = recorded.get("inputs")
-        return [
-            *settings_differences(settings if isinstance(settings, Mapping) else {}, self.settings),
-            *input_differences(inputs if isinstance(inputs, Mapping) else {}, self.inputs),
-        ]
-
-
-def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Lines such as ``"random_seed: 0 → 1"`` for every setting that is not the same."""
-    new = dict(storage.flat_items(storage.json_values(current)))
-    old = dict(storage.flat_items(storage.json_values(saved)))
-    absent = "(not set)"
-    lines = []
-    for name in dict.fromkeys([*new, *old]):
-        if name not in old or name not in new or old[name] != new[name]:
-            lines.append(f"{name}: {old.get(name, absent)} → {new.get(name, absent)}")
-    return lines
-
-
-def input_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Lines such as ``"photographs: a.jpg changed"`` for kinds of input that are not the same."""
-    lines = []
-    for kind in dict.fromkeys([*current, *saved]):
-        old = saved.get(kind)
-        new = current.get(kind)
-        if old == new:
-            continue
-        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-            lines.append(f"{kind}: {'not recorded' if old is None else 'changed'}")
-            continue
-        names_by_change = {
-            "changed": [name for name in new if name in old and new[name] != old[name]],
-            "added": [name for name in new if name not in old],
-            "gone": [name for name in old if name not in new],
-        }
-        parts = [f"{shortened(names)} {what}" for what, names in names_by_change.items() if names]
-        lines.append(f"{kind}: {', '.join(parts)}")
-    return lines
 
 
 def scene_inputs(

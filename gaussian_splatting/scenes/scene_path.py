@@ -30,7 +30,8 @@ from gaussian_splatting.data.names import (
     normalized,
 )
 from sugar_utils.errors import Notify, UserError, explained
-from sugar_utils.files import check_writable, fingerprint, read_json, write_json_atomic
+from sugar_utils.files import check_writable, file_digest, read_json
+from sugar_utils.recipe import Recipe
 
 ZIP_SUFFIX = ".zip"
 ARCHIVE_SUFFIXES = (".7z", ".rar", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
@@ -144,11 +145,11 @@ def unpacked(archive: Path, fallbacks: Sequence[Path], notify: Notify) -> Path:
         UserError: For files that are damaged, encrypted, too large for the disk or suspiciously
             small, that lead out of their folder or hold links.
     """
-    digest = fingerprint(archive)
+    recipe = Recipe(inputs={"zip": file_digest(archive)})
     places = (archive.absolute().parent, *(place.absolute() for place in fallbacks))
     for place in places:
         folder = place / archive.stem
-        if _is_unpacked(folder, digest):
+        if _is_unpacked(folder, recipe):
             notify(f"{archive}: unpacked before, in {folder}")
             return folder
     with _zip_errors(archive), zipfile.ZipFile(archive) as file:
@@ -167,24 +168,24 @@ def unpacked(archive: Path, fallbacks: Sequence[Path], notify: Notify) -> Path:
         try:
             for name, info in members.items():
                 _write_member(file, info, fresh / name)
-            write_json_atomic(fresh / NOTE, {"zip": digest})
+            recipe.write(fresh / NOTE)
             with contextlib.suppress(OSError):
                 fresh.rename(folder)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     # Another process may have been faster.
-    if not _is_unpacked(folder, digest):
+    if not _is_unpacked(folder, recipe):
         raise UserError(f"{folder}: cannot be written; unpack {archive} by hand")
     return folder
 
 
-def _is_unpacked(folder: Path, digest: str) -> bool:
-    """Whether a ZIP file of this digest was unpacked into a folder."""
-    if not (folder / NOTE).is_file():
-        return False
+def _is_unpacked(folder: Path, recipe: Recipe) -> bool:
+    """Whether a folder holds what was unpacked of a ZIP; earlier notes have its digest alone."""
+    if recipe.is_current(folder / NOTE):
+        return True
     with contextlib.suppress(UserError):
-        note = read_json(folder / NOTE)
-        return isinstance(note, dict) and note.get("zip") == digest
+        note = read_json(folder / NOTE) if (folder / NOTE).is_file() else None
+        return note == recipe.inputs
     return False
 
 

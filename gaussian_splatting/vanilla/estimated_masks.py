@@ -15,8 +15,6 @@ Without masks, :mod:`.object_region` finds the Gaussians of the object.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +60,7 @@ from sugar_utils.errors import Notify
 from sugar_utils.files import atomic_path, read_json, write_json_atomic
 from sugar_utils.flags import AUTO
 from sugar_utils.libraries import load_package
+from sugar_utils.recipe import Recipe
 from sugar_utils.schemas import conform
 
 OBJECT_SHARE = 0.4
@@ -139,16 +138,9 @@ class MaskEstimation:
             return scene
         mask_flag = self.mask_flag if is_asked else None
         edited = edited_digest(scene.root) if self.mask_flag == AUTO else None
-        inputs = [
-            scene_inputs(scene),
-            points_digest(scene),
-            self.settings,
-            self.iterations,
-            mask_flag,
-        ]
-        if edited is not None:
-            inputs.append(edited)
-        key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+        settings = {"training": self.settings, "iterations": self.iterations, "masks": mask_flag}
+        inputs = {**scene_inputs(scene), "points": points_digest(scene), "edited": edited}
+        key = Recipe(settings, inputs).key
         folder = self.model_path / OBJECT_MASKS / key
         if not self.compute.group.broadcast((folder / _RECORD).is_file()):
             self._make(scene, folder, notify, edited is not None)

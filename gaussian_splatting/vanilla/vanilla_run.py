@@ -39,7 +39,7 @@ from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.model import check_free_payload, count_gaussians
 from gaussian_splatting.engine.run_directory import RunDirectory
-from gaussian_splatting.engine.run_identity import Identity, points_digest, scene_inputs
+from gaussian_splatting.engine.run_identity import points_digest, scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
 from gaussian_splatting.engine.state_schema import payload_check
 from gaussian_splatting.formats import ply as ply_files
@@ -57,6 +57,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.flags import AUTO
+from sugar_utils.recipe import Recipe
 from sugar_utils.settings import flag, made_of, parser_of
 
 REFINED_MODEL = "sparse_refined"
@@ -291,7 +292,7 @@ class _VanillaRun:
         options = self._options
         directory = RunDirectory(
             options.model_path / layout.CHECKPOINT_FOLDER,
-            Identity(options.identity(), options.inputs(scene), options.sources()),
+            Recipe(options.identity(), options.inputs(scene), options.sources()),
             output_flag="-m/--model_path",
             products=(options.model_path / "point_cloud",),
             check=payload_check(check_free_payload, count_gaussians, _STATE_RULES),

@@ -31,7 +31,7 @@ from sugar_capture.pairs.chosen_pairs import (
 )
 from sugar_capture.pose_time import PoseSpeed, measured_speed
 from sugar_capture.registration_attempts import Attempt
-from sugar_capture.scene_folder import digest
+from sugar_utils.recipe import digest_of
 
 FEW_PHOTOGRAPHS = 30  # of a capture, up to which one that is left out is compared with all others
 _PARTNERS = 8  # registered images that match one that is left out best, compared with each other
@@ -80,7 +80,7 @@ class FurtherAttempt(Attempt):
         """Return a digest for each step of all that its result depends on."""
         sfm = self.work.options.sfm
         models_key = self.previous.keys()["models"]
-        key = digest(models_key, self.step.key(), sfm.extraction_size, sfm.max_features)
+        key = digest_of(models_key, self.step.key(), sfm.extraction_size, sfm.max_features)
         return {"features": key, "matches": key, "models": key}
 
     def first_pairs(self, models: Models) -> list[Pair]:

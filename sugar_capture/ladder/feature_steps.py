@@ -22,8 +22,8 @@ from sugar_capture.ladder.learned_features import (
 )
 from sugar_capture.matching import SiftVariant
 from sugar_capture.photographs import Photograph
-from sugar_capture.scene_folder import digest
 from sugar_utils.files import file_digest
+from sugar_utils.recipe import digest_of
 
 Advance = Callable[[int], None]
 LADDER = get_args(Features)[1:]
@@ -90,7 +90,7 @@ class SiftStep(FeatureStep):
         """Return a digest of the variant."""
         variant = self.variant
         prepared = None if variant.prepare is None else variant.prepare.__name__
-        return digest(variant.affine, variant.peak_threshold, variant.features_factor, prepared)
+        return digest_of(variant.affine, variant.peak_threshold, variant.features_factor, prepared)
 
     def extract(
         self, path: Path, inputs: StepInputs, indices: Sequence[int], advance: Advance
@@ -126,7 +126,7 @@ class LearnedStep(FeatureStep):
 
     def key(self) -> str:
         """Return a digest of the weights."""
-        return digest(file_digest(self.weights.extractor), file_digest(self.weights.matcher))
+        return digest_of(file_digest(self.weights.extractor), file_digest(self.weights.matcher))
 
     def extract(
         self, path: Path, inputs: StepInputs, indices: Sequence[int], advance: Advance

@@ -19,7 +19,7 @@ from gaussian_splatting.data.cameras import middle_of
 from gaussian_splatting.data.masks import hull_of
 from gaussian_splatting.data.world_offset import offset_for
 from gaussian_splatting.engine.model import cloud_from_state
-from gaussian_splatting.engine.run_identity import Identity, scene_inputs
+from gaussian_splatting.engine.run_identity import scene_inputs
 from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh import depth_views, level_sets, meshing_backends, seams
@@ -35,7 +35,7 @@ from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
 from sugar_extractors.mesh.subdivision import covered_pixels, split_to_pixels, visible_part
 from sugar_extractors.mesh.tetrahedra import TetrahedraFusion
 from sugar_extractors.mesh.tsdf import FusedRegion, Fusion, TsdfConfig
-from sugar_extractors.results import alone_with, is_finished, publish, read_state
+from sugar_extractors.results import read_state
 from sugar_scene import triangle_mesh
 from sugar_scene.reprojection import NeighborViews
 from sugar_scene.triangle_mesh import TriangleMesh
@@ -44,6 +44,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.memory import format_bytes, memory_usage, reset_peak
+from sugar_utils.recipe import Recipe, alone_with
 
 BACKGROUND_HALF_SIDE = 4.0  # of the background's cube, in camera extents; 1 of the foreground's
 MIN_BACKGROUND_SHARE = 0.001  # of the surface points: Poisson makes large blobs of a few
@@ -143,8 +144,8 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
             stack.enter_context(alone_with(path, OUTPUT_FLAG))
         missing = {}
         for job, path in zip(options.jobs, options.mesh_paths, strict=True):
-            identity = Identity(options.identity(*job), inputs, options.sources())
-            if is_finished([path], identity, options.overwrite, OUTPUT_FLAG):
+            identity = Recipe(options.identity(*job), inputs, options.sources())
+            if identity.is_finished([path], options.overwrite, OUTPUT_FLAG):
                 console.headline(f"exists already: {path}")
             else:
                 missing[job] = identity
@@ -183,7 +184,7 @@ class _Extraction:
         self._backend = meshing_backends.choose_backend(options.meshing_backend)
         console.info(f"meshing with {self._backend.name}")
 
-    def run(self, jobs: Mapping[tuple[float, int], Identity]) -> None:
+    def run(self, jobs: Mapping[tuple[float, int], Recipe]) -> None:
         """Extract a mesh for each pair of a level and a number of triangles."""
         options = self._options
         levels = sorted({level for level, _ in jobs})
@@ -500,7 +501,7 @@ class _Extraction:
         return mesh
 
     def _write(
-        self, path: Path, identity: Identity, mesh: TriangleMesh, figures: Mapping[str, Any]
+        self, path: Path, identity: Recipe, mesh: TriangleMesh, figures: Mapping[str, Any]
     ) -> None:
         """Write a mesh and its record."""
         usage = memory_usage(self._options.compute.device)
@@ -514,6 +515,6 @@ class _Extraction:
             "faces": mesh.n_faces,
             **asdict(triangle_mesh.topology(mesh)),
         }
-        with publish([path], identity, lambda: result) as temporary:
+        with identity.publish([path], lambda: result) as temporary:
             triangle_mesh.write_mesh_ply(temporary[path], mesh)
         self._console.info(f"{mesh.n_vertices:,} vertices, {mesh.n_faces:,} triangles: {path}")

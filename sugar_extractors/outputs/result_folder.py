@@ -15,8 +15,8 @@ The tree of the original stays beside it, in the world of the capture::
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,6 @@ from gaussian_splatting.formats.placement import (
     SPLATS,
     TRANSFORM,
     Placement,
-    PlacementRecord,
     glb_matrix,
 )
 from gaussian_splatting.formats.ply import write_gaussian_ply
@@ -43,8 +42,8 @@ from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_scene.triangle_mesh import TriangleMesh, write_mesh_ply
 from sugar_trainers.naming import INDEX
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable, file_digest, write_json_atomic
-from sugar_utils.schemas import read_checked
+from sugar_utils.files import check_writable, file_digest
+from sugar_utils.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,8 @@ def write_result_folder(
     upright = options.orient == "up"
     files = _files(folder, results)
     note_file = folder / TRANSFORM
-    identity = {
-        "sources": results.sources,
-        "placement": _identity(options),
-        "lit": results.lit,
-    }
-    current = _is_current(note_file, identity)
-    if current and all(path.is_file() for path in files):
+    recipe = Recipe({"placement": asdict(options), "lit": results.lit}, results.sources)
+    if recipe.is_current(note_file, files) and _has_placement(folder):
         return files
     earlier_files = [note_file, *_all_files(folder)]
     for path in earlier_files:
@@ -113,14 +107,12 @@ def write_result_folder(
         write_gaussian_ply(folder / SPLATS, moved_cloud(cloud, matrix))
     write_photographs(folder, scene.calibrated_cameras, matrix)
     origin = replace(placement.origin, model=results.splats, checkpoint=results.checkpoint)
-    write_transform(folder, replace(placement, origin=origin), identity)
+    write_transform(folder, replace(placement, origin=origin), recipe)
     return files
 
 
-def write_transform(
-    folder: Path, placement: Placement, notes: Mapping[str, object] | None = None
-) -> Path:
-    """Write where the files of a folder stand, and other notes about them; return the file."""
+def write_transform(folder: Path, placement: Placement, recipe: Recipe | None = None) -> Path:
+    """Write where the files of a folder stand, and what they were made of; return the file."""
     path = folder / TRANSFORM
     values = {
         **placement.record(folder),
@@ -130,28 +122,14 @@ def write_transform(
         "the world of the scene",
         "world_offset_meaning": MEANING,
     }
-    write_json_atomic(path, values | dict(notes or {}))
+    (recipe or Recipe()).write(path, **values)
     return path
 
 
-def _is_current(note_file: Path, identity: Mapping[str, object]) -> bool:
-    """Return whether a ``transform.json`` is complete and of some sources and a placement."""
-    if not note_file.is_file():
-        return False
-    # One that is damaged is written again.
+def _has_placement(folder: Path) -> bool:
     with contextlib.suppress(UserError):
-        note = read_checked(note_file, PlacementRecord)
-        return {key: note.get(key) for key in identity} == identity
+        return Placement.of(folder).is_recorded
     return False
-
-
-def _identity(options: PlacementOptions) -> dict[str, object]:
-    distance = options.known_distance
-    return {
-        "orient": options.orient,
-        "scale_factor": options.scale_factor,
-        "known_distance": None if distance is None else list(distance),
-    }
 
 
 def _files(folder: Path, results: HandedOut) -> list[Path]:

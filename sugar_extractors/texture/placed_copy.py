@@ -27,7 +27,8 @@ from sugar_extractors.placing import PlacementOptions, placing_matrix
 from sugar_scene.mesh_files import textured_mesh_io
 from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, TexturedMesh
 from sugar_utils.errors import Notify
-from sugar_utils.files import file_digest, read_json, write_json_atomic
+from sugar_utils.files import file_digest
+from sugar_utils.recipe import Recipe
 
 
 def write_placed(
@@ -48,20 +49,15 @@ def write_placed(
     note_file = target.with_suffix(".json")
     moved = moved_points(vertices, placement.matrix)
     size = np.ptp(moved, axis=0)
-    note = {
-        **placement.record(target.parent),
-        "glb_matrix": glb_matrix(placement).tolist(),
-        "size": size.tolist(),
-        "source": obj_path.name,
-        "source_digest": file_digest(obj_path),
-        "lit": lit,
-    }
-    files = [*textured_mesh_io.mesh_files(target, glb), placed_gaussians(obj_path), note_file]
-    if not (all(path.is_file() for path in files) and read_json(note_file) == note):
+    record = placement.record(target.parent)
+    recipe = Recipe({"placement": record, "lit": lit}, {obj_path.name: file_digest(obj_path)})
+    files = [*textured_mesh_io.mesh_files(target, glb), placed_gaussians(obj_path)]
+    if not recipe.is_current(note_file, files):
         note_file.unlink(missing_ok=True)
         write_gaussian_ply(placed_gaussians(obj_path), moved_cloud(gaussians(), placement.matrix))
         write_moved_mesh(target, mesh, moved, glb=glb, upright=upright, lit=lit)
-        write_json_atomic(note_file, note)
+        glb_rows = glb_matrix(placement).tolist()
+        recipe.write(note_file, [], **record, glb_matrix=glb_rows, size=size.tolist())
     sides = " x ".join(f"{side:.3g}" for side in size)
     unit = " m" if placement.is_metric else ""
     notify(f"placed mesh and Gaussians, {sides}{unit}: {target}")

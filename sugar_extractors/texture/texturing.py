@@ -22,7 +22,7 @@ from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_store
 from gaussian_splatting.engine.checkpoint import load_payload
-from gaussian_splatting.engine.run_identity import Identity, scene_inputs
+from gaussian_splatting.engine.run_identity import scene_inputs
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.losses.exposure import exposed, mean_exposure, unexposed
 from gaussian_splatting.rasterization import render_view
@@ -32,7 +32,7 @@ from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
 from sugar_extractors.placing import PlacementOptions, scale_of
-from sugar_extractors.results import alone_with, is_finished, publish, read_state
+from sugar_extractors.results import read_state
 from sugar_extractors.texture import texture_atlas as atlases
 from sugar_extractors.texture.border_peeling import (
     DENSITY_THRESHOLD,
@@ -68,6 +68,7 @@ from sugar_utils.errors import UserError, printable
 from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.flags import AUTO, Automatic
 from sugar_utils.memory import memory_usage, reset_peak
+from sugar_utils.recipe import Recipe, alone_with
 from sugar_utils.settings import flag, parser_of
 
 MIN_ALPHA = 0.5  # pixels of an object that the Gaussians cover less give no colour
@@ -242,7 +243,7 @@ def extract_textured_mesh(
     inputs = options.inputs(scene)
     if exposure_file is not None:
         inputs["exposures"] = file_digest(exposure_file)
-    identity = Identity(options.identity(), inputs, options.sources())
+    identity = Recipe(options.identity(), inputs, options.sources())
     read_model = functools.cache(partial(_read_model, options, model, console))
     # Read before the output's folder is touched, unless a result makes it needless.
     if not target.exists():
@@ -251,7 +252,7 @@ def extract_textured_mesh(
     scale_of(scene.calibrated_cameras, options.placement, scene.offset)
     with alone_with(target, OUTPUT_FLAG):
         files = mesh_files(target, options.export_glb)
-        if is_finished(files, identity, options.overwrite, OUTPUT_FLAG):
+        if identity.is_finished(files, options.overwrite, OUTPUT_FLAG):
             console.headline(f"exists already: {target}")
         else:
             remove_stale_temporaries(target.parent)
@@ -403,7 +404,7 @@ def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundC
 @torch.no_grad()
 def _texture(
     options: TextureOptions,
-    identity: Identity,
+    identity: Recipe,
     cloud: BoundCloud,
     colors: _ColorSources,
     console: Console,
@@ -445,7 +446,8 @@ def _texture(
     def figures() -> dict[str, Any]:
         return {**result, "write_seconds": round(time.monotonic() - finished, 2)}
 
-    with publish(mesh_files(options.obj_path, options.export_glb), identity, figures) as targets:
+    files = mesh_files(options.obj_path, options.export_glb)
+    with identity.publish(files, figures) as targets:
         # The OBJ of this folder is laid out as the original's, which has no normals.
         write_mesh_files(targets, mesh, MeshStyle(lit=options.lit))
     console.info(

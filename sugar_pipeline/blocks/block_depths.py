@@ -34,8 +34,8 @@ from sugar_utils.files import (
     check_writable,
     file_digest,
     read_json,
-    write_json_atomic,
 )
+from sugar_utils.recipe import Recipe
 from sugar_utils.schemas import conform
 
 INDEX_FILE = "depths.json"
@@ -56,7 +56,6 @@ class ViewRecord(msgspec.Struct):
 class _Index(msgspec.Struct):
     """The index of a folder of depths; written last."""
 
-    model: str  # digest of the coarse model
     views: list[ViewRecord]
 
 
@@ -126,9 +125,9 @@ def write_depths(block: Block, margin: float, options: MeshOptions, console: Con
     model = options.model
     if model is None:
         raise ValueError("a block has a coarse model")
-    digest = file_digest(model)
     index_path = block.depths / INDEX_FILE
-    if index_path.is_file() and _read_index(block.depths).model == digest:
+    recipe = Recipe(inputs={"model": file_digest(model)})
+    if recipe.is_current(index_path):
         console.headline(f"exists already: {index_path}")
         return
     index_path.unlink(missing_ok=True)
@@ -145,7 +144,7 @@ def write_depths(block: Block, margin: float, options: MeshOptions, console: Con
                 records.append(record)
             progress.update(number + 1)
     views = msgspec.to_builtins(records)
-    write_json_atomic(index_path, {"model": digest, "views": views})
+    recipe.write(index_path, views=views)
 
 
 def border_weights(block: Block, points: np.ndarray, margin: float) -> np.ndarray:

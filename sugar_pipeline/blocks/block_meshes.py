@@ -22,7 +22,6 @@ from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh.observed_region import observed_region, without_bare_border
 from sugar_extractors.mesh.subdivision import covered_pixels, visible_part
 from sugar_extractors.mesh.tsdf import TsdfConfig
-from sugar_extractors.results import note_path
 from sugar_pipeline.blocks.block_depths import INDEX_FILE, StoredView, stored_views
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, voxel_size
@@ -32,7 +31,8 @@ from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError, say_nothing
-from sugar_utils.files import file_digest, json_values, read_json, write_json_atomic
+from sugar_utils.files import file_digest
+from sugar_utils.recipe import Recipe, note_path
 
 ANCHOR = 3.0  # length of the triangles that hold a border while a mesh is decimated, in edges
 _TURN = 0.6  # radians, of these triangles about their edge
@@ -58,8 +58,9 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     Args:
         options: Of the mesh of the block's coarse model.
     """
-    identity = _identity(plan, options)
-    if _is_finished(block, identity):
+    recipe = _recipe(plan, options)
+    note = note_path(block.mesh)
+    if recipe.is_current(note, [block.mesh]):
         console.headline(f"exists already: {block.mesh}")
         return
     views = stored_views(plan.blocks)
@@ -87,21 +88,16 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
         mesh, counts = holes_filled(mesh, depths, planes, voxel)
         console.info(str(counts))
     console.headline(f"block {block.number}: {mesh.n_faces:,} of {n_before:,} triangles")
-    note_path(block.mesh).unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
     triangle_mesh.write_mesh_ply(block.mesh, triangle_mesh.with_vertex_normals(mesh))
-    write_json_atomic(note_path(block.mesh), identity)
+    recipe.write(note, [block.mesh])
 
 
-def _identity(plan: BlockPlan, options: MeshOptions) -> dict[str, object]:
-    """Identify what the part of a block is made from: depths of all blocks, and settings."""
-    depths = [file_digest(other.depths / INDEX_FILE) for other in plan.blocks]
+def _recipe(plan: BlockPlan, options: MeshOptions) -> Recipe:
+    """Return what the part of a block is made of: settings, and the depths of all blocks."""
+    depths = {block.folder.name: file_digest(block.depths / INDEX_FILE) for block in plan.blocks}
     settings = options.identity(0.0, max(options.decimation_targets))
-    return {"depths": depths, "settings": json_values(settings)}
-
-
-def _is_finished(block: Block, identity: dict[str, object]) -> bool:
-    note = note_path(block.mesh)
-    return block.mesh.is_file() and note.is_file() and read_json(note) == identity
+    return Recipe(settings, {"depths": depths})
 
 
 def observed_part(

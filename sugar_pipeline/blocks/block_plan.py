@@ -24,7 +24,8 @@ import msgspec
 import numpy as np
 
 from sugar_pipeline.blocks.partition import BlockBox
-from sugar_utils.files import read_json, write_json_atomic
+from sugar_utils.files import read_json
+from sugar_utils.recipe import Recipe
 from sugar_utils.schemas import conform
 
 OVERVIEW = "overview"  # folder
@@ -45,7 +46,6 @@ class _BoxRecord(msgspec.Struct):
 class _PlanRecord(msgspec.Struct):
     """The file of the plan."""
 
-    identity: dict[str, object]
     blocks: list[_BoxRecord]
     margin: float
     bounds: tuple[_Corner, _Corner]
@@ -100,20 +100,15 @@ class BlockPlan:
     margin: float  # by which blocks reach into each other, world units
     bounds: BlockBox  # what is meshed; finite
 
-    def write(self, identity: dict[str, object]) -> None:
+    def write(self, recipe: Recipe) -> None:
         """Write the plan; it is there once all folders of the blocks are complete."""
         blocks = []
         for block in self.blocks:
             low = _finite(block.box.low)
             high = _finite(block.box.high)
             blocks.append({"low": low, "high": high, "views": block.n_views})
-        record = {
-            "identity": identity,
-            "blocks": blocks,
-            "margin": self.margin,
-            "bounds": [self.bounds.low, self.bounds.high],
-        }
-        write_json_atomic(self.folder / PLAN_FILE, record)
+        bounds = [self.bounds.low, self.bounds.high]
+        recipe.write(self.folder / PLAN_FILE, blocks=blocks, margin=self.margin, bounds=bounds)
 
 
 def block_folder(folder: Path, number: int) -> Path:
@@ -131,12 +126,6 @@ def read_plan(folder: Path) -> BlockPlan | None:
         space = BlockBox(_infinite(box.low), _infinite(box.high))
         blocks.append(Block(number, block_folder(folder, number), space, box.views))
     return BlockPlan(folder, tuple(blocks), record.margin, BlockBox(*record.bounds))
-
-
-def identity_of(folder: Path) -> dict[str, object] | None:
-    """Return what the plan of a folder was made from; None where there is no plan."""
-    record = _read_record(folder)
-    return None if record is None else record.identity
 
 
 def _read_record(folder: Path) -> _PlanRecord | None:

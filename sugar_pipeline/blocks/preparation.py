@@ -22,7 +22,6 @@ from sugar_pipeline.blocks.block_plan import (
     Block,
     BlockPlan,
     block_folder,
-    identity_of,
     read_plan,
 )
 from sugar_pipeline.blocks.block_scenes import CutOut
@@ -33,6 +32,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, file_digest, in_parallel
 from sugar_utils.memory import trim_heap
+from sugar_utils.recipe import Recipe
 from sugar_utils.settings import write_settings
 
 MIN_VISITS = 20  # of each photograph in the steps of a stage, if the whole capture has as many
@@ -89,14 +89,14 @@ def prepare_blocks(
     overview = train_overview(args, folder / OVERVIEW, console)
     scene = overview.scene
     require_views(n, len(scene.train_cameras), scene.root)
-    identity = _identity(overview, n)
+    recipe = _recipe(overview, n)
     folder = folder / f"{n}_blocks"
     plan = read_plan(folder)
-    if plan is not None and identity_of(folder) == identity:
+    if plan is not None and recipe.is_current(folder / PLAN_FILE):
         console.info(f"the {n} blocks are there: {folder}")
     else:
         check_writable(folder)
-        plan = _cut(overview, folder, n, identity, console)
+        plan = _cut(overview, folder, n, recipe, console)
     for block in plan.blocks:
         flags = block_flags(args, given, block, len(scene.train_cameras))
         write_settings(block.folder, flags)
@@ -135,19 +135,14 @@ def block_flags(
     return flags
 
 
-def _identity(overview: Overview, n: int) -> dict[str, object]:
-    """Identify what the blocks are made from."""
-    return {
-        "blocks": n,
-        "overview": file_digest(overview.checkpoint.ply_path),
-        "sizes": sorted({(c.width, c.height) for c in overview.scene.train_cameras}),
-        **scene_inputs(overview.scene),
-    }
+def _recipe(overview: Overview, n: int) -> Recipe:
+    """Return what the blocks are made of."""
+    sizes = sorted({(c.width, c.height) for c in overview.scene.train_cameras})
+    inputs = {"overview": file_digest(overview.checkpoint.ply_path)}
+    return Recipe({"blocks": n, "sizes": sizes}, {**inputs, **scene_inputs(overview.scene)})
 
 
-def _cut(
-    overview: Overview, folder: Path, n: int, identity: dict[str, object], console: Console
-) -> BlockPlan:
+def _cut(overview: Overview, folder: Path, n: int, recipe: Recipe, console: Console) -> BlockPlan:
     """Cut the capture and write the scenes of its blocks; the plan is written last."""
     scene = overview.scene
     points = read_capture_points(scene.root, scene)
@@ -179,7 +174,7 @@ def _cut(
             f"block {number}: {len(of_block)} photographs, as many pixels as {n_whole:.0f} whole"
         )
     plan = BlockPlan(folder, tuple(blocks), partition.margin, bounds)
-    plan.write(identity)
+    plan.write(recipe)
     return plan
 
 

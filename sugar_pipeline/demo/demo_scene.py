@@ -43,8 +43,9 @@ from sugar_scene import triangle_mesh as meshes
 from sugar_scene.surface_queries import sample_surface
 from sugar_utils.console import Console
 from sugar_utils.errors import Notify, UserError, explained
-from sugar_utils.files import check_writable, read_json, remove_stale_temporaries, write_json_atomic
+from sugar_utils.files import check_writable, remove_stale_temporaries, write_json_atomic
 from sugar_utils.random import derive_seed, generator
+from sugar_utils.recipe import Recipe
 
 _VERSION = 2
 _MARKER = "demo.json"
@@ -120,7 +121,9 @@ def make_demo_scene(
     names = [f"images/view_{view:03d}.png" for view in range(n_views)]
     names += [f"sparse/0/{part}.bin" for part in PARTS]
     names += _GT_FILES
-    if _is_complete(root, parameters, names):
+    recipe = Recipe(parameters)
+    files = [root / name for name in names]
+    if recipe.is_current(root / _MARKER, files):
         notify(f"using the demo scene in {root}")
         return False
     notify(f"making the demo scene in {root}: {n_views} views of {width} x {height} pixels")
@@ -128,23 +131,8 @@ def make_demo_scene(
     advice = "free some space or choose another folder"
     with explained(f"cannot write the demo scene in {root}:", advice):
         _build(root, parameters)
-        marker = _marker(root, parameters, names)
-    write_json_atomic(root / _MARKER, marker)
+        recipe.write(root / _MARKER, files)
     return True
-
-
-def _marker(root: Path, parameters: dict[str, int], names: list[str]) -> dict[str, object]:
-    """Contents of ``demo.json``: the parameters, and the length of every file."""
-    sizes = {name: (root / name).stat().st_size for name in names}
-    return {"parameters": parameters, "files": sizes}
-
-
-def _is_complete(root: Path, parameters: dict[str, int], names: list[str]) -> bool:
-    """Whether the folder holds the scene of these parameters, and every file has its length."""
-    try:
-        return read_json(root / _MARKER) == _marker(root, parameters, names)
-    except (UserError, OSError):
-        return False
 
 
 def _clear(root: Path) -> None:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, cast
 
+import numpy as np
 import torch
 from msgspec import Meta
 from torch import Tensor
@@ -217,7 +218,8 @@ def _measure_scene(
         raise UserError(f"{scene_path}: no view is held out; metrics need test views")
     rows: dict[str, Scores] = {}
     with ImageStore(options.white_background) as images:
-        for key, render in _models(options, scene_path, checkpoint_path, console):
+        models = _models(options, scene_path, checkpoint_path, scene.offset, console)
+        for key, render in models:
             fitted = options.exposure_compensation
             scores = _score(render, scene.test_cameras, images, perceptual, fitted)
             scores |= _with_dropped(render, scene, images)
@@ -236,13 +238,25 @@ def _measure_scene(
 
 
 def _models(
-    options: MetricsOptions, scene_path: Path, checkpoint_path: Path, console: Console
+    options: MetricsOptions,
+    scene_path: Path,
+    checkpoint_path: Path,
+    world_offset: np.ndarray,
+    console: Console,
 ) -> list[tuple[str, Render]]:
-    """Renderers of all models to measure, with their keys in the JSON file."""
+    """Renderers of all models to measure, with their keys in the JSON file.
+
+    Args:
+        options: Which models.
+        scene_path: Folder of the capture.
+        checkpoint_path: The vanilla checkpoint.
+        world_offset: Of the capture: what is subtracted from coordinates of the original. (3,)
+        console: Gets notes.
+    """
     models: list[tuple[str, Render]] = []
     device = options.compute.device
     if options.evaluate_vanilla:
-        models += _vanilla_models(options, checkpoint_path, console)
+        models += _vanilla_models(options, checkpoint_path, world_offset, console)
     folder = options.output_dir / "refined_mesh" / scene_name(scene_path)
     name = options.refined_name
     if options.use_uv_texture:
@@ -259,7 +273,7 @@ def _models(
 
 
 def _vanilla_models(
-    options: MetricsOptions, checkpoint_path: Path, console: Console
+    options: MetricsOptions, checkpoint_path: Path, world_offset: np.ndarray, console: Console
 ) -> list[tuple[str, Render]]:
     """Renderers of the vanilla checkpoint: SuGaR's start, and iteration 30000 if it is there."""
     models: list[tuple[str, Render]] = []
@@ -271,7 +285,7 @@ def _vanilla_models(
                 raise
             console.info(f"{checkpoint_path} has no iteration {iteration}; left out")
             continue
-        cloud = checkpoint.read_cloud(console.info).to(options.compute.device)
+        cloud = checkpoint.read_cloud(console.info, world_offset).to(options.compute.device)
         number = f"{iteration // 1000}k" if iteration % 1000 == 0 else iteration
         models.append((f"3dgs_{number}", _gaussian_render(cloud.activate(), options)))
     return models

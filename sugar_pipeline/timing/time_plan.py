@@ -34,7 +34,8 @@ from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.files import check_writable, read_json, write_json_atomic
+from sugar_utils.files import check_writable, read_json
+from sugar_utils.recipe import Recipe
 from sugar_utils.settings import with_flags
 
 SHARES = {"vanilla": 0.2, "coarse": 0.3, "refine": 0.5}  # of the time for training
@@ -102,18 +103,16 @@ class TimePlan:
         require_plannable(args, given)
         name = f"time_plan_{scene_name(args.scene_path)}.json"
         self._file = Path(args.output_dir) / name
-        self._fingerprint = repr(sorted((key, str(value)) for key, value in given.items()))
+        self._recipe = Recipe({name: str(value) for name, value in given.items()})
         self._continue_earlier_plan()
 
     def _continue_earlier_plan(self) -> None:
         """Read what an earlier process with the same flags chose, unless it starts anew."""
         args = self._args
-        if not self._file.is_file():
+        starts_anew = args.overwrite or args.resume == "none"
+        if starts_anew or not self._recipe.is_current(self._file):
             return
         saved = read_json(self._file)
-        starts_anew = args.overwrite or args.resume == "none"
-        if saved.get("flags") != self._fingerprint or "speed" not in saved or starts_anew:
-            return
         self._chosen = saved["chosen"]
         self._step = saved["step"] or 0.0
         if saved["speed"] is not None:
@@ -156,15 +155,12 @@ class TimePlan:
     def _save(self) -> None:
         """Write the choices, so that a run that is continued has the same settings."""
         check_writable(self._file.parent)
-        write_json_atomic(
+        self._recipe.write(
             self._file,
-            {
-                "flags": self._fingerprint,
-                "chosen": self._chosen,
-                "spent": self.spent,
-                "step": self._step or None,  # None before the first stage is timed
-                "speed": None if self._speed is None else asdict(self._speed),
-            },
+            chosen=self._chosen,
+            spent=self.spent,
+            step=self._step or None,  # None before the first stage is timed
+            speed=None if self._speed is None else asdict(self._speed),
         )
 
     def preview(self, images: ImageStore) -> None:

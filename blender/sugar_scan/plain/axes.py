@@ -6,8 +6,7 @@ Matrices are (4, 4) float64 and act on columns.
 
 import numpy as np
 
-UP = "+y"
-"""Word of ``transform.json`` for results that stand upright."""
+from .placement import UP
 
 _CAPTURE_TO_Y_UP = np.diag([1.0, -1.0, -1.0, 1.0])
 """A capture that was not turned has y down and z forward, as COLMAP has them."""

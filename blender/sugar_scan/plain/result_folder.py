@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of results of a run: its files, and how they lie to the scene."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from .errors import ScanError
+from .placement import Placement
 
-TRANSFORM = "transform.json"
 _MESH = "mesh.obj"
 _SPLATS = "splats.ply"
 
@@ -37,25 +36,14 @@ def read_result_folder(path: Path) -> ResultFolder:
     Raises:
         ScanError: It is no such folder, or its record is damaged.
     """
-    record_path = path / TRANSFORM
-    if not record_path.is_file():
-        raise ScanError(
-            f"{path}: has no {TRANSFORM}; choose the folder of results, such as output/my_scan"
-        )
-    try:
-        record = json.loads(record_path.read_text(encoding="utf-8"))
-        matrix = np.array(record["matrix"], dtype=np.float64).reshape(4, 4)
-        up = record.get("up")
-        model = record.get("model")
-    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ScanError(f"{record_path}: damaged ({error}); run the program again") from error
+    placement = Placement.of(path)
     result = ResultFolder(
         path=path.resolve(),
         mesh=_if_file(path / _MESH),
         splats=_if_file(path / _SPLATS),
-        model=None if model is None else _if_file(path / model),
-        up=up,
-        matrix=matrix,
+        model=None if placement.model is None else _if_file(placement.model),
+        up=placement.up,
+        matrix=placement.matrix,
     )
     if result.mesh is None and result.splats is None:
         raise ScanError(f"{path}: has neither {_MESH} nor {_SPLATS}; run the program to its end")
