@@ -29,7 +29,7 @@ from gaussian_splatting.core.cloud import (
     finite_logits,
 )
 from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
-from gaussian_splatting.data.world_offset import near_offset
+from gaussian_splatting.data.world_offset import near_offset, offset_for
 from gaussian_splatting.formats.compressed_ply import is_compressed, uncompressed
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import atomic_path, require_regular_file
@@ -384,8 +384,14 @@ def _positions(
         offset: See :func:`read_gaussian_ply`.
     """
     points = np.stack([np.asarray(vertices[axis], np.float64) for axis in axes], axis=1)
+    subtracted = np.zeros(3)
+    if vertices[axes[0]].dtype.itemsize > 4:
+        subtracted = near_offset(points, offset, path, notify)
+    elif offset is not None:
+        # Digits that are lost already do not come back.
+        subtracted = offset_for(points, offset)
     with np.errstate(over="ignore", invalid="ignore"):
-        return (points - near_offset(points, offset, path, notify)).astype(np.float32)
+        return (points - subtracted).astype(np.float32)
 
 
 def _fuse_filter(

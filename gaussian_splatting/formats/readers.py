@@ -12,7 +12,7 @@ import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_cloud
-from gaussian_splatting.data.world_offset import near_offset
+from gaussian_splatting.data.world_offset import offset_for
 from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.formats.sog import read_sog
@@ -63,8 +63,8 @@ def near_cloud(
         # Its coordinates may have more digits than float32.
         return read_gaussian_ply(path, notify, offset)
     cloud = reader(path, notify)
-    means = cloud.means.double().numpy()
-    subtracted = near_offset(means, offset, path, notify)
-    if not subtracted.any():
+    if offset is None or not offset.any():
         return cloud
-    return replace(cloud, means=torch.from_numpy((means - subtracted).astype(np.float32)))
+    means = cloud.means.double().numpy()
+    moved = means - offset_for(means, offset)
+    return replace(cloud, means=torch.from_numpy(moved.astype(np.float32)))
