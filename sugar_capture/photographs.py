@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
+from gaussian_splatting.data.color_spaces import declared_colors
 from gaussian_splatting.data.images import colors_of, has_alpha, open_image
 from gaussian_splatting.data.names import HEIF_SUFFIXES, IMAGE_SUFFIXES, natural_order
 from sugar_capture.georeference.gps_tags import GpsPosition, gps_of_tags
@@ -53,7 +54,7 @@ class Photograph:
     focal: float | None  # focal length in pixels of the file; None where EXIF does not tell
     device: str  # maker and model of the camera; empty where EXIF does not tell
     turned: bool  # EXIF says that the pixels are to be turned or mirrored
-    depth: str  # mode or bit depth of files that are not 8-bit RGB or grey; else empty
+    depth: str  # mode, bit depth or colours of files that are not 8-bit sRGB or grey; else empty
     transparent: bool  # it has an alpha channel
     # Turned by EXIF so that width and height stay: by half a turn, or mirrored.
     keeps_size: bool = False
@@ -116,7 +117,7 @@ def _describe(path: Path, folder: Path) -> Photograph:
         details = exif.get_ifd(ExifTags.IFD.Exif)
         location = exif.get_ifd(ExifTags.IFD.GPSInfo)
         stored_width, stored_height = image.size
-        depth = _depth(image.mode)
+        depth = _depth(image.mode) or declared_colors(image)
         transparent = has_alpha(image)
     orientation = exif.get(_TAGS.Orientation, 1)
     is_on_its_side = orientation in _ON_ITS_SIDE
@@ -241,7 +242,7 @@ def describe_capture(photographs: Sequence[Photograph], notify: Notify) -> None:
     for depth in sorted(depths - {""}):
         names = [photograph.name for photograph in photographs if photograph.depth == depth]
         notify(
-            f"note: {len(names)} of {n} photographs are {depth}, converted to 8-bit RGB "
+            f"note: {len(names)} of {n} photographs are {depth}, converted to 8-bit sRGB "
             f"({shortened(names)})"
         )
     groups = camera_groups(photographs)

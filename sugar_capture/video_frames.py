@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
+from gaussian_splatting.data.color_spaces import ColorCodes, ColorSpace, color_space
 from gaussian_splatting.data.image_checks import sharpness
 from sugar_capture.georeference.video_positions import VideoTrack, exif_with_position, video_track
 from sugar_capture.photographs import picture_files
@@ -48,6 +49,7 @@ class FrameChoice(msgspec.Struct):
     frames: list[Count]  # numbers of those that were chosen
     of: Count  # frames of the video
     repeated: Count  # intervals in which nothing moved
+    colors: str  # name of the colours that were converted to sRGB; empty: they are sRGB
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,9 @@ class FrameLook:
 def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Progress) -> FrameChoice:
     """Write the best frames of a video as ``frame_00012.jpg``; those that are there already stay.
 
-    The video is read twice, so that no more than one frame is in memory. Frames of a video with a
-    GPS track have their positions in their EXIF data, as photographs do.
+    The video is read twice, so that no more than one frame is in memory. Frames of HDR video and of
+    wide gamuts are converted to sRGB. Frames of a video with a GPS track have their positions in
+    their EXIF data, as photographs do.
 
     Args:
         progress: Called with a title and a total; a context that gives an ``Advance``.
@@ -74,7 +77,13 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Progress)
     choice = _read_choice(video, folder, n_wanted)
     if choice is None:
         with progress("looking at frames", _declared_frames(video)) as advance:
-            choice = choose_frames(_measure_frames(video, advance), n_wanted, file_digest(video))
+            space = _colors_of(next(_decode_frames(video)), video)
+            choice = choose_frames(
+                _measure_frames(video, advance),
+                n_wanted,
+                file_digest(video),
+                "" if space is None else space.name,
+            )
         if len(choice.frames) < MIN_FRAMES:
             raise UserError(
                 f"{video}: {choice.of} frames, of which only {len(choice.frames)} differ; "
@@ -97,12 +106,15 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Progress)
     return choice
 
 
-def choose_frames(looks: Iterator[FrameLook], n_wanted: int, video: str) -> FrameChoice:
+def choose_frames(
+    looks: Iterator[FrameLook], n_wanted: int, video: str, colors: str = ""
+) -> FrameChoice:
     """Choose the sharpest frame of each of ``n_wanted`` equal intervals, if something has moved.
 
     Args:
         looks: All frames of the video.
         video: Digest of the file.
+        colors: Name of its colours; empty for sRGB.
     """
     frames = list(looks)
     n = len(frames)
@@ -123,6 +135,7 @@ def choose_frames(looks: Iterator[FrameLook], n_wanted: int, video: str) -> Fram
         frames=[frame.number for frame in chosen],
         of=n,
         repeated=n_intervals - len(chosen),
+        colors=colors,
     )
 
 
@@ -143,7 +156,7 @@ def _write_frames(
     last = max(numbers)
     for number, frame in enumerate(_decode_frames(video)):
         if number in numbers:
-            picture = frame.to_image()
+            picture = _picture_of(frame, video)
             if frame.rotation:
                 picture = picture.rotate(frame.rotation, expand=True)
             position = None
@@ -155,6 +168,21 @@ def _write_frames(
         advance(number + 1)
         if number >= last:
             return
+
+
+def _picture_of(frame: Any, video: Path) -> Image.Image:
+    """Return a frame in sRGB, as it is stored: not turned."""
+    space = _colors_of(frame, video)
+    if space is None:
+        return frame.to_image()
+    # 16 bits, as eight of HLG or PQ are too few for the dark colours of sRGB.
+    return Image.fromarray(space.to_srgb(frame.to_ndarray(format="rgb48le")))
+
+
+def _colors_of(frame: Any, video: Path) -> ColorSpace | None:
+    """Return the colour space that a frame declares; None for sRGB and BT.709."""
+    codes = ColorCodes(int(frame.color_primaries), int(frame.color_trc))
+    return color_space(codes, video)
 
 
 def _frame_path(folder: Path, number: int) -> Path:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
+from gaussian_splatting.data.color_spaces import srgb_of
 from gaussian_splatting.data.mask_levels import (
     COUNTS,
     MaskLevels,
@@ -121,13 +122,22 @@ def open_image(path: Path) -> Iterator[Image.Image]:
 
 
 def colors_of(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode and depth to 8-bit RGB, or RGBA if it has transparency."""
+    """Convert an opened image to 8-bit sRGB, or RGBA if it has transparency.
+
+    Modes, depths and colours of all kinds are converted, see :func:`srgb_of`.
+    """
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.asarray(image).astype(np.float64)
         # Floats are 0 to 1, integers have 16 bits.
         values = values * 255 if image.mode == "F" else values / 257
         image = Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
-    return image.convert("RGBA" if has_alpha(image) else "RGB")
+    mode = "RGBA" if has_alpha(image) else "RGB"
+    converted = srgb_of(image)
+    if converted is None:
+        return image.convert(mode)
+    if mode == "RGBA":
+        converted.putalpha(image.convert(mode).getchannel("A"))
+    return converted
 
 
 def has_alpha(image: Image.Image) -> bool:
