@@ -75,7 +75,7 @@ class ColorSpace:
         to_srgb = np.linalg.inv(_to_xyz(_BT709)) @ _to_xyz(self.primaries)
         light = light @ to_srgb.T.astype(np.float32)
         steps = np.rint(light.clip(0, 1) * _MOST).astype(np.uint16)
-        return _srgb_of_light(np.arange(_MOST + 1) / _MOST)[steps]
+        return srgb_of_light(np.arange(_MOST + 1) / _MOST)[steps]
 
 
 ADOBE_RGB = ColorSpace("Adobe RGB", _ADOBE_RGB, "SDR")
@@ -237,7 +237,7 @@ def _pq_light(signal: np.ndarray) -> np.ndarray:
     return (np.maximum(power - c1, 0) / (c2 - c3 * power)) ** (1 / m1)
 
 
-def _srgb_of_light(light: np.ndarray) -> np.ndarray:
+def srgb_of_light(light: np.ndarray) -> np.ndarray:
     """Return sRGB in 8 bits of linear light from 0 to 1 (IEC 61966-2-1)."""
     encoded = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
     return np.rint(255 * encoded).astype(np.uint8)
