@@ -147,7 +147,7 @@ def with_scene_folders(args: argparse.Namespace) -> argparse.Namespace:
 
     Several scenes are checked when their turn comes.
     """
-    from gaussian_splatting.data.scene_path import ZIP_SUFFIX, output_folders, scene_folder
+    from gaussian_splatting.data.scene_path import ZIP_SUFFIXES, output_folders, scene_folder
     from sugar_utils.settings import with_flags
 
     # Pages and exports of results do without their scene.
@@ -159,7 +159,7 @@ def with_scene_folders(args: argparse.Namespace) -> argparse.Namespace:
     changes: dict[str, object] = {}
     for name in ("scene_path", "source_path"):
         path = getattr(args, name, None)
-        if isinstance(path, Path) and (needs_scene or path.suffix.lower() == ZIP_SUFFIX):
+        if isinstance(path, Path) and (needs_scene or path.suffix.lower() in ZIP_SUFFIXES):
             changes[name] = scene_folder(path, output_folders(args), notify)
     if scenes:
         changes["all_scene_path"] = [changes["scene_path"]]
