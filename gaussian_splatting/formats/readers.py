@@ -13,6 +13,7 @@ import torch
 from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import read_gaussian_ply
 from gaussian_splatting.data.world_offset import offset_for
+from gaussian_splatting.formats.file_kinds import refuse_other_kinds
 from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.formats.sog import read_sog
 from gaussian_splatting.formats.splat_file import read_splat
@@ -22,8 +23,8 @@ from sugar_utils.errors import Notify, UserError
 READERS: dict[str, Callable[[Path, Notify], GaussianCloud]] = {
     ".ply": read_gaussian_ply,
     ".spz": read_spz,
-    ".sog": lambda path, notify: read_sog(path),
-    ".splat": lambda path, notify: read_splat(path),
+    ".sog": read_sog,
+    ".splat": read_splat,
 }
 """Readers of Gaussians in the axes of the file; they report what they change or leave out."""
 
@@ -37,6 +38,7 @@ def read_gaussians(path: Path, notify: Notify, offset: np.ndarray | None = None)
         offset: Of a capture far from the origin, in world units, (3,); it is subtracted from files
             in the original coordinates.
     """
+    refuse_other_kinds(path)
     suffix = path.suffix.lower()
     if suffix not in READERS:
         raise UserError(

@@ -43,7 +43,7 @@ from sugar_extractors.export.format_types import (
     PointFormat,
     World,
 )
-from sugar_extractors.export.formats import WITH_LEVELS
+from sugar_extractors.export.formats import WITH_LEVELS, readable_suffixes
 from sugar_extractors.export.mesh_reduction import shape_of, simplified
 from sugar_extractors.export.point_clouds import read_points
 from sugar_extractors.export.reading import (
@@ -319,7 +319,10 @@ def _read_result(options: ExportOptions, temporary: Paths, console: Console) -> 
         console.info(f"where each Gaussian sits on the mesh: {options.binding_file}")
         return cloud
     if not has_gaussians(options.result):
-        raise UserError(f"{options.result}: holds no Gaussians; choose --to glb or obj for a mesh")
+        raise UserError(
+            f"{options.result}: holds no Gaussians, which are read from {readable_suffixes()}; "
+            "choose --to glb or obj for a mesh"
+        )
     return read_any_gaussians(options.result, console.info)
 
 

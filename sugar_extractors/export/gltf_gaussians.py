@@ -14,6 +14,7 @@ from gaussian_splatting.cloud import ANTIALIASED, GaussianCloud
 from gaussian_splatting.formats.file_placement import placed_cloud
 from gaussian_splatting.formats.packing import (
     BANDS,
+    Columns,
     cloud_of,
     columns,
     logarithms,
@@ -165,7 +166,8 @@ def read_gltf_gaussians(path: Path, notify: Notify = print) -> GaussianCloud:
         raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
     quats = np.roll(rotation, 1, axis=1)
     harmonics = np.stack(rest, axis=1) if rest else None
-    cloud = cloud_of(path, position, quats, logarithms(scale), opacity[:, 0], color, harmonics)
+    values = Columns(position, quats, logarithms(scale), opacity[:, 0], color, harmonics)
+    cloud = cloud_of(path, values, notify)
     extras = primitive.get("extras")
     antialiased = isinstance(extras, dict) and extras.get(ANTIALIASED) is True
     return placed_cloud(replace(cloud, antialiased=antialiased), matrix, path, notify)

@@ -11,6 +11,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.data.ply import holds_gaussians
 from gaussian_splatting.data.reference_layout import load_reference_checkpoint
 from gaussian_splatting.engine.model import cloud_from_state
+from gaussian_splatting.formats.file_kinds import refuse_other_kinds
 from gaussian_splatting.formats.moved import GLB_AXES, moved_cloud
 from sugar_extractors.export.format_types import Axes, GaussianFormat
 from sugar_extractors.export.formats import GAUSSIAN_FORMATS
@@ -42,6 +43,7 @@ def read_as_written(path: Path, notify: Notify) -> GaussianCloud:
         path: A PLY, SPZ, SOG, ``.splat``, GLB or USD of Gaussians; a ``.pt`` of any stage, or the
             folder of its run; or the folder of a vanilla checkpoint, whose last iteration is taken.
     """
+    refuse_other_kinds(path)
     file_format = _FORMAT_BY_SUFFIX.get(path.suffix.lower())
     if file_format is not None and file_format.reader is not None:
         return file_format.reader(path, notify)
@@ -57,8 +59,13 @@ def _cloud_of_any_stage(state: dict[str, Tensor]) -> GaussianCloud:
 
 
 def has_gaussians(path: Path) -> bool:
-    """Return whether a file or folder holds Gaussians, as opposed to a mesh or another thing."""
+    """Return whether a file or folder holds Gaussians, as opposed to a mesh or another thing.
+
+    Raises:
+        UserError: It is packed, misnamed, or of a format of Gaussians that is not read.
+    """
     suffix = path.suffix.lower()
+    refuse_other_kinds(path)
     if suffix == ".ply":
         return holds_gaussians(path)
     if path.is_dir() or suffix == ".pt":

@@ -16,6 +16,7 @@ from gaussian_splatting.cloud import GaussianCloud
 from gaussian_splatting.formats.file_placement import placed_cloud
 from gaussian_splatting.formats.moved import Z_UP_AXES
 from gaussian_splatting.formats.packing import (
+    Columns,
     cloud_of,
     columns,
     logarithms,
@@ -122,5 +123,6 @@ def read_usd_gaussians(path: Path, notify: Notify = print) -> GaussianCloud:
             raise UserError(f"{path}: damaged, or no field of Gaussians ({reason})") from error
     sh_dc = harmonics[:, 0]
     sh_rest = harmonics[:, 1:]
-    cloud = cloud_of(path, means, quats, log_scales, opacities, sh_dc, sh_rest)
+    values = Columns(means, quats, log_scales, opacities, sh_dc, sh_rest)
+    cloud = cloud_of(path, values, notify)
     return placed_cloud(replace(cloud, antialiased=antialiased), matrix, path, notify)
