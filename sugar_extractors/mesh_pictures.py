@@ -25,7 +25,7 @@ from sugar_extractors.texture.textured_mesh_io import (
 from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.triangle_mesh import TriangleMesh, fits_float32, read_mesh_ply
 from sugar_scene.triangle_rasterizer import rasterize_triangles
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, reason_of
 from sugar_utils.files import require_regular_file
 
 N_VIEWS = 4
@@ -187,7 +187,9 @@ def _read_obj(path: Path) -> tuple[np.ndarray, np.ndarray]:
         points = np.array(vertices, dtype=np.float64).reshape(-1, 3)
         rows = np.array(faces, dtype=np.int64).reshape(-1, 3)
     except (OSError, ValueError, OverflowError) as error:
-        raise UserError(f"{path}: damaged, or not an OBJ of triangles ({error})") from error
+        raise UserError(
+            f"{path}: damaged, or not an OBJ of triangles ({reason_of(error)}); export it again"
+        ) from error
     # Rows count from 1, or backwards from the last vertex.
     rows = np.where(rows > 0, rows - 1, rows + len(points))
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(points):

@@ -7,6 +7,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+ESCAPES = r'\ begins an escape in "..."'  # advice for paths of Windows in TOML and JSON
 Notify = Callable[[str], None]  # gets messages worth knowing, of one line each
 
 # C0 and C1 controls, line and paragraph separators, what turns the direction of text, and the
@@ -52,10 +53,17 @@ def explained(what: str, advice: str, *kinds: type[Exception]) -> Iterator[None]
     try:
         yield
     except kinds as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        reason = reason or type(error).__name__
+        reason = reason_of(error)
         problem = f"{what} {reason}" if what.endswith(":") else f"{what} ({reason})"
         raise UserError(f"{problem}; {advice}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return in one line what an exception says; its type where that is nothing, or a bare key."""
+    if isinstance(error, KeyError) and error.args and " " not in str(error.args[0]):
+        return f"no entry {error.args[0]!r}"
+    strerror = getattr(error, "strerror", None)
+    return strerror or " ".join(str(error).split()) or type(error).__name__
 
 
 def printable(text: str) -> str:

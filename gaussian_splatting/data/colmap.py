@@ -40,7 +40,7 @@ from gaussian_splatting.data.names import (
 from gaussian_splatting.data.observations import CaptureModel, Observations, ViewFit
 from gaussian_splatting.data.world_offset import describe_offset, world_offset
 from sugar_utils import files as storage
-from sugar_utils.errors import Notify, UserError, explained
+from sugar_utils.errors import Notify, UserError, explained, reason_of
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR
 
@@ -488,7 +488,7 @@ def write_model(model: pycolmap.Reconstruction, folder: Path) -> None:
             check_binary(folder / f"{part}.bin", part)
     # pycolmap raises what its C++ threw, and does not report a full disk at all.
     except (OSError, RuntimeError, ValueError, UserError) as error:
-        cause = " ".join(str(error).split())
+        cause = reason_of(error)
         if isinstance(error, UserError):
             cause = "a file was cut off"
         raise UserError(

@@ -36,7 +36,7 @@ from gaussian_splatting.formats.packing import (
     sigmoid,
     smallest_three,
 )
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.random import generator
 
@@ -220,8 +220,9 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (*IMAGE_ERRORS, zipfile.BadZipFile) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{path}: damaged, or no SOG file ({reason}); export it again") from error
+        raise UserError(
+            f"{path}: damaged, or no SOG file ({reason_of(error)}); export it again"
+        ) from error
 
 
 def _cloud_of_files(

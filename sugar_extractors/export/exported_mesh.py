@@ -17,7 +17,7 @@ from PIL import Image
 
 from gaussian_splatting.data.color_spaces import srgb_of_light
 from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, fits_float32, topology
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, reason_of
 from sugar_utils.files import require_regular_file
 
 SUFFIXES = (".glb", ".obj", ".ply")
@@ -95,7 +95,7 @@ def read_exported(path: Path) -> ExportedMesh:
         parts = list(_parts(path, has_pictures))
     # Of a damaged file the package raises whatever comes up.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         raise UserError(f"{path}: damaged, or not a mesh ({reason}); {_ADVICE}") from error
     if not sum(len(part.faces) for part in parts):
         raise UserError(f"{path}: has no triangles; {_ADVICE}")

@@ -29,7 +29,7 @@ from sugar_extractors.texture.gltf_container import (
     gltf_start,
     split_glb,
 )
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.files import atomic_path, require_regular_file
 
 EXTENSION = "KHR_gaussian_splatting"
@@ -163,7 +163,7 @@ def read_gltf_gaussians(path: Path, notify: Notify = print) -> GaussianCloud:
         if not is_consistent or rotation.shape[1] != 4 or opacity.shape[1] != 1:
             raise ValueError("its attributes have other types or lengths than Gaussians have")
     except _READ_ERRORS as error:
-        raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
+        raise UserError(f"{path}: {_WRONG} ({reason_of(error)})") from error
     quats = np.roll(rotation, 1, axis=1)
     harmonics = np.stack(rest, axis=1) if rest else None
     values = Columns(position, quats, logarithms(scale), opacity[:, 0], color, harmonics)

@@ -34,7 +34,7 @@ from sugar_extractors.texture.tangent_space import (
 )
 from sugar_scene.triangle_mesh import fits_float32
 from sugar_scene.triangle_rasterizer import rasterize_triangles
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, reason_of
 from sugar_utils.files import atomic_path, require_regular_file
 
 _CHUNK_ROWS = 1 << 16
@@ -387,7 +387,7 @@ def read_textured_mesh(path: Path) -> TexturedMesh:
             f"{error.filename}: no such file; extract the textured mesh again"
         ) from error
     except IMAGE_ERRORS as error:
-        reason = _fault_of_faces(lines) or " ".join(str(error).split())
+        reason = _fault_of_faces(lines) or reason_of(error)
         raise UserError(
             f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again, "
             "or export it as triangles with texture coordinates"

@@ -20,7 +20,7 @@ from sugar_pipeline.blocks.block_task import AFTER_ALL, STAGES, BlockTask, TaskF
 from sugar_utils import __version__
 from sugar_utils.console import Console, duration_text
 from sugar_utils.entrypoint import EXIT_OF_SIGNAL
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, reason_of
 from sugar_utils.libraries import load_package
 
 RESOURCE = "GPU"  # that every task takes one of
@@ -117,7 +117,7 @@ def _client_of(distributed: ModuleType, address: str) -> Any:
     try:
         return distributed.Client(address, timeout=CONNECTING)
     except (OSError, ValueError, TimeoutError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         raise UserError(
             f"--cluster {address}: the scheduler cannot be reached ({reason}); start one with "
             "dask scheduler, or check the address"
@@ -140,7 +140,7 @@ def _started(distributed: ModuleType, cluster: str, n_blocks: int) -> Any:
         # Queue, memory and time are the site's: they come from its jobqueue.yaml.
         workers = kind(worker_extra_args=["--resources", f"{RESOURCE}=1", "--nthreads", "1"])
     except (ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())
+        reason = reason_of(error)
         raise UserError(
             f"--cluster {cluster}: {reason}; describe the queue in ~/.config/dask/jobqueue.yaml, "
             "see examples/slurm"
