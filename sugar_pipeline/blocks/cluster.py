@@ -169,7 +169,8 @@ def _check_workers(client: Any, folder: Path, console: Console) -> None:
     """Wait for a worker, and check that those that are there can do the work.
 
     Raises:
-        UserError: There is none, or one has another version or does not see the folder.
+        UserError: There is none, or one lacks this program, has another version or does not see
+            the folder.
     """
     try:
         client.wait_for_workers(1, timeout=FIRST_WORKER)
@@ -179,7 +180,11 @@ def _check_workers(client: Any, folder: Path, console: Console) -> None:
             "logs of its jobs"
         ) from error
     plan_file = str(folder / PLAN_FILE)
-    for address, (version, sees) in client.run(_facts_of_worker, plan_file).items():
+    facts_of = client.run(_facts_of_worker, plan_file, on_error="return")
+    for address, facts in facts_of.items():
+        if isinstance(facts, BaseException):
+            raise _without_program(address, facts) from facts
+        version, sees = facts
         if version != __version__:
             raise UserError(
                 f"the worker {address} has version {version} of this program, here it is "
@@ -197,6 +202,18 @@ def _check_workers(client: Any, folder: Path, console: Console) -> None:
             f"--nthreads 1 --resources {RESOURCE}=1"
         )
     console.headline(f"{len(resources)} workers")
+
+
+def _without_program(address: str, error: BaseException) -> UserError:
+    """Return the error of a worker that cannot import this program."""
+    reason = reason_of(error)
+    problem = f"cannot run this program ({reason})"
+    if f"No module named '{__name__.partition('.')[0]}" in reason.replace("\\", ""):
+        problem = "does not have this program"
+    return UserError(
+        f"the worker {address} {problem}; install it there (pip install .), or start the worker in "
+        "the folder of the repository"
+    )
 
 
 def _facts_of_worker(plan_file: str) -> tuple[str, bool]:
