@@ -14,7 +14,7 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from gaussian_splatting.data.color_spaces import declared_colors
-from gaussian_splatting.data.images import colors_of, has_alpha, open_image
+from gaussian_splatting.data.images import colors_of, exif_of, has_alpha, open_image
 from gaussian_splatting.data.names import HEIF_SUFFIXES, IMAGE_SUFFIXES, natural_order
 from sugar_capture.georeference.gps_tags import GpsPosition, gps_of_tags
 from sugar_utils.errors import Notify, UserError, shortened
@@ -113,7 +113,7 @@ def _register_heif_reader(files: Sequence[Path]) -> None:
 
 def _describe(path: Path, folder: Path) -> Photograph:
     with open_image(path) as image:
-        exif = image.getexif()
+        exif = exif_of(image)
         details = exif.get_ifd(ExifTags.IFD.Exif)
         location = exif.get_ifd(ExifTags.IFD.GPSInfo)
         stored_width, stored_height = image.size
@@ -200,7 +200,7 @@ def _positive_number(value: object) -> float:
 def read_upright(path: Path, longest_side: int | None = None) -> Image.Image:
     """Read an image upright, in 8 bits, reduced where it is larger than asked for."""
     with open_image(path) as image:
-        turn = _UPRIGHT_TURNS.get(image.getexif().get(_TAGS.Orientation, 1))
+        turn = _UPRIGHT_TURNS.get(exif_of(image).get(_TAGS.Orientation, 1))
         most = max(image.size)
         scale = min(1.0, (longest_side or most) / most)
         width, height = image.size

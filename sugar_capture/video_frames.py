@@ -225,7 +225,7 @@ def _decode_frames(video: Path) -> Iterator[Any]:
                 n_lost += 1
                 if n_lost > _FEW_ERRORS and n_lost > _MAX_LOST_SHARE * n_decoded:
                     break
-        n_declared = stream.frames
+        n_declared = _frames_to_show(container) if stream.frames else 0
         rate = float(stream.average_rate or 0)
     is_complete = n_decoded >= (1 - _MAX_LOST_SHARE) * n_declared
     if n_decoded == 0 or n_lost > _MAX_LOST_SHARE * n_decoded or not is_complete:
@@ -239,12 +239,20 @@ def _decode_frames(video: Path) -> Iterator[Any]:
 def _declared_frames(video: Path) -> int:
     """Number of frames that a video declares or that follows from its duration; at least 1."""
     with _open_video(video) as container:
-        stream = container.streams.video[0]
-        if stream.frames:
-            return stream.frames
-        rate = float(stream.average_rate or _DEFAULT_RATE)
-        seconds = (container.duration or 0) / av.time_base
-        return round(seconds * rate) or 1
+        return _frames_to_show(container) or 1
+
+
+def _frames_to_show(container: Any) -> int:
+    """Number of frames that a container declares; of one that was trimmed, those that are left.
+
+    Phones trim a video by a list of edits, and leave all frames in the file.
+    """
+    stream = container.streams.video[0]
+    rate = float(stream.average_rate or _DEFAULT_RATE)
+    n_of_duration = round((container.duration or 0) / av.time_base * rate)
+    if not stream.frames:
+        return n_of_duration
+    return min(stream.frames, n_of_duration) or stream.frames
 
 
 @contextlib.contextmanager

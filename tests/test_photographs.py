@@ -7,11 +7,12 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pycolmap
 import pytest
-from PIL import Image, ImageFilter
+from PIL import Image, ImageFilter, PngImagePlugin
 
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.image_checks import sharpness
@@ -194,3 +195,50 @@ def test_flat_copies_keep_transparency(tmp_path, suffix):
             alpha = np.asarray(flat)[..., 3]
         assert alpha[4:-4, 4:12].max() < 30
         assert alpha[4:-4, 20:-4].min() > 170
+
+
+def test_a_photograph_of_200_megapixels_is_read(tmp_path):
+    path = tmp_path / "a.png"
+    Image.new("1", (16384, 12288)).save(path)
+    (found,) = described_photographs(tmp_path, True)
+    assert (found.width, found.height) == (16384, 12288)
+
+
+def test_a_photograph_with_long_texts_is_read(tmp_path):
+    texts = PngImagePlugin.PngInfo()
+    texts.add_itxt("history", "x" * (3 << 20), zip=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png", pnginfo=texts)
+    (found,) = described_photographs(tmp_path, True)
+    assert read_upright(found.path).size == (8, 8)
+
+
+def test_damaged_exif_data_leave_the_pixels(tmp_path):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\0\0no TIFF header")
+    (found,) = described_photographs(tmp_path, True)
+    assert (found.width, found.height, found.focal) == (8, 6, None)
+    assert read_upright(found.path).size == (8, 6)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "it is HEIC: name it .heic"),
+        (b"<!DOCTYPE html>", "it is a web page: download the image again"),
+        (
+            b"version https://git-lfs.github.com/spec/v1",
+            "it is a pointer of Git LFS: run git lfs pull",
+        ),
+        (b"no image", "replace the file"),
+    ],
+)
+def test_files_that_are_no_images_are_told_apart(tmp_path, content, message):
+    (tmp_path / "a.jpg").write_bytes(content)
+    with pytest.raises(UserError, match=f"cannot read the image .*a.jpg: .*; {message}"):
+        read_upright(tmp_path / "a.jpg")
+
+
+def test_too_little_memory_is_not_a_damaged_file(tmp_path, monkeypatch):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image.Image, "convert", Mock(side_effect=MemoryError))
+    with pytest.raises(UserError, match="not enough memory; close other programs"):
+        read_upright(tmp_path / "a.png")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,7 +32,7 @@ from gaussian_splatting.data.mask_levels import (
     levels_of,
 )
 from sugar_utils.device import held_bytes, pinned
-from sugar_utils.errors import UserError, explained
+from sugar_utils.errors import UserError, reason_of
 from sugar_utils.files import require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes, trim_heap
@@ -43,10 +43,21 @@ if TYPE_CHECKING:
 OUTLINE = (255, 0, 200)
 IMAGE_ERRORS = (
     *(OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError),
-    *(ArithmeticError, RuntimeError, MemoryError, struct.error, zlib.error),
-    Image.DecompressionBombError,
+    *(ArithmeticError, RuntimeError, struct.error, zlib.error, Image.DecompressionBombError),
 )
 """Exceptions that Pillow and its plugins raise for damaged files."""
+
+_HEAD_BYTES = 32
+_OTHER_KINDS = (
+    (
+        (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc"),
+        "it is HEIC: name it .heic",
+    ),
+    ((b"JXL ",), "it is JPEG XL: export it as JPEG"),
+    ((b"<html", b"<!DOCTYPE"), "it is a web page: download the image again"),
+    ((b"git-lfs",), "it is a pointer of Git LFS: run git lfs pull"),
+)
+"""First bytes of files that are no images that Pillow reads, and what to do with them."""
 
 _ROWS = 64
 _TWO_FOCALS = {
@@ -114,11 +125,38 @@ def image_size(path: Path) -> tuple[int, int]:
 def open_image(path: Path) -> Iterator[Image.Image]:
     """Open an image file; errors while it is read become a ``UserError``."""
     require_regular_file(path, missing_ok=True)
-    with (
-        explained(f"cannot read the image {path}:", "replace the file", *IMAGE_ERRORS),
-        Image.open(path) as image,
-    ):
-        yield image
+    what = f"cannot read the image {path}:"
+    try:
+        with Image.open(path) as image:
+            yield image
+    except MemoryError as error:
+        raise UserError(
+            f"{what} not enough memory; close other programs, or make the image smaller"
+        ) from error
+    except IMAGE_ERRORS as error:
+        raise UserError(f"{what} {reason_of(error)}; {_advice(path, error)}") from error
+
+
+def _advice(path: Path, error: Exception) -> str:
+    """Return how to fix an image that cannot be read; many are sound files of another kind."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return "check the path and the permissions"
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+        for marks, advice in _OTHER_KINDS:
+            if any(mark in head for mark in marks):
+                return advice
+    return "replace the file"
+
+
+def exif_of(image: Image.Image) -> Image.Exif:
+    """Return the EXIF data of an image; empty where they are damaged, which its pixels are not."""
+    with contextlib.suppress(*IMAGE_ERRORS):
+        exif = image.getexif()
+        for directory in (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo):
+            exif.get_ifd(directory)
+        return exif
+    return Image.Exif()
 
 
 def colors_of(image: Image.Image) -> Image.Image:
