@@ -85,7 +85,7 @@ def _read_photographs(work: Work) -> list[Photograph]:
         work.console.info(
             f"{source.video.name}: {len(choice.frames)} of {choice.of} frames{repeated}{converted}"
         )
-    photographs = described_photographs(source.folder, source.recursive)
+    photographs = described_photographs(source.folder, source.recursive, work.console.info)
     n_placed = sum(photograph.gps is not None for photograph in photographs)
     if source.video is not None and n_placed:
         work.console.info(f"{n_placed} frames have GPS positions from the video")

@@ -14,7 +14,14 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from gaussian_splatting.data.color_spaces import declared_colors
-from gaussian_splatting.data.images import colors_of, exif_of, has_alpha, open_image
+from gaussian_splatting.data.images import (
+    colors_of,
+    describe_unreadable,
+    exif_of,
+    has_alpha,
+    open_image,
+    unreadable_images,
+)
 from gaussian_splatting.data.names import HEIF_SUFFIXES, IMAGE_SUFFIXES, natural_order
 from sugar_capture.georeference.gps_tags import GpsPosition, gps_of_tags
 from sugar_utils.errors import Notify, UserError, shortened
@@ -82,8 +89,14 @@ def files_named(folder: Path, suffixes: Sequence[str], recursive: bool = False) 
     return sorted(files, key=lambda path: natural_order(path.relative_to(folder).as_posix()))
 
 
-def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
+def described_photographs(
+    folder: Path, recursive: bool, notify: Notify | None = None
+) -> list[Photograph]:
     """Read the headers of all images of a folder, in natural order.
+
+    Args:
+        notify: Gets a line about images that cannot be decoded, which are left out. None: nothing
+            is decoded, and the first header that cannot be read is an error.
 
     Raises:
         UserError: A name is not UTF-8, a file cannot be read, or HEIC has no reader.
@@ -98,7 +111,13 @@ def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
                 f"{printable_path}: the name is not valid UTF-8, which COLMAP needs; rename it"
             ) from error
     _register_heif_reader(files)
-    return [_describe(path, folder) for path in files]
+    unreadable: dict[Path, str] = {}
+    if notify is not None:
+        unreadable = unreadable_images(files)
+    if notify is not None and unreadable:
+        names = {path.relative_to(folder).as_posix(): why for path, why in unreadable.items()}
+        notify(describe_unreadable(names, len(files)))
+    return [_describe(path, folder) for path in files if path not in unreadable]
 
 
 def _register_heif_reader(files: Sequence[Path]) -> None:

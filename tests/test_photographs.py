@@ -242,3 +242,18 @@ def test_too_little_memory_is_not_a_damaged_file(tmp_path, monkeypatch):
     monkeypatch.setattr(Image.Image, "convert", Mock(side_effect=MemoryError))
     with pytest.raises(UserError, match="not enough memory; close other programs"):
         read_upright(tmp_path / "a.png")
+
+
+def test_damaged_photographs_are_left_out_and_named_in_one_line(tmp_path):
+    for number in range(4):
+        Image.effect_noise((64, 48), 50).save(tmp_path / f"{number}.jpg")
+    content = (tmp_path / "1.jpg").read_bytes()
+    (tmp_path / "1.jpg").write_bytes(content[: len(content) // 2])
+    (tmp_path / "3.jpg").write_bytes(b"")
+    lines: list[str] = []
+    found = described_photographs(tmp_path, True, lines.append)
+    assert [photograph.name for photograph in found] == ["0.jpg", "2.jpg"]
+    (line,) = lines
+    assert line.startswith("left out 2 of 4 photographs that cannot be read: 1.jpg (")
+    assert "truncated" in line
+    assert "3.jpg (" in line

@@ -12,6 +12,7 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import camera_extent
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.reference_layout import (
     ReferenceCheckpoint,
     load_reference_checkpoint,
@@ -224,6 +225,29 @@ def test_a_damaged_model_does_not_stop_a_checkpoint_with_cameras(scene_root, tmp
     )
     assert names_of(again.train_cameras) == names_of(scene.train_cameras)
     assert "points3D.bin" in messages[0]
+
+
+DISTORTED = ("OPENCV", 40, 30, [35.0, 36.0, 18.0, 16.5, -0.1, 0.02, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("lens", [PINHOLE, DISTORTED], ids=["pinhole", "distorted"])
+@pytest.mark.parametrize("keep", [(), ("all",)], ids=["checked", "kept"])
+def test_damaged_images_are_left_out_and_named(tmp_path, lens, keep):
+    make_scene(tmp_path, dict.fromkeys(NAMES, lens))
+    content = (tmp_path / "images" / NAMES[1]).read_bytes()
+    (tmp_path / "images" / NAMES[1]).write_bytes(content[: len(content) // 2])
+    (tmp_path / "images" / NAMES[2]).write_bytes(b"")
+    messages = []
+    scene = load_scene(
+        tmp_path, size_rule=FULL, view_options=ViewOptions(keep_views=keep), notify=messages.append
+    )
+    assert scene.dropped_views.keys() >= {NAMES[1], NAMES[2]}
+    remaining = {*names_of(scene.train_cameras), *names_of(scene.test_cameras)}
+    assert remaining.isdisjoint(NAMES[1:3])
+    (line,) = [message for message in messages if "cannot be read" in message]
+    assert f"left out 2 of {len(NAMES)} photographs" in line
+    assert NAMES[1] in line
+    assert NAMES[2] in line
 
 
 def test_of_equal_names_the_last_counts(scene_root, tmp_path):

@@ -417,9 +417,13 @@ def _undistort_view(camera: Camera, lens: pycolmap.Camera, cache: Path) -> Camer
     file_text = f"{_CACHE_VERSION} {camera.name} {storage.file_digest(source)}"
     file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
     target = cache / f"{lens_key}/{source.stem}-{file_key}.png"
-    file_lens = _lens_of_file(source, lens, camera.name)
-    if not target.is_file():
-        _undistort_file(source, file_lens, target)
+    try:
+        file_lens = _lens_of_file(source, lens, camera.name)
+        if not target.is_file():
+            _undistort_file(source, file_lens, target)
+    except pictures.UnreadableImage:
+        # It has no copy, and is left out where the views are checked.
+        return camera
     # The copy of an image that was reduced has rounded sides of its own.
     numbers = _pinhole_numbers(pictures.undistorted_camera(file_lens))
     return replace(camera, **numbers, image_path=target, source_path=source, lens=lens_text)

@@ -7,11 +7,12 @@ Images stay 8-bit until the device needs them; the next one is decoded on a back
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,8 +33,8 @@ from gaussian_splatting.data.mask_levels import (
     levels_of,
 )
 from sugar_utils.device import held_bytes, pinned
-from sugar_utils.errors import UserError, reason_of
-from sugar_utils.files import require_regular_file
+from sugar_utils.errors import UserError, reason_of, shortened
+from sugar_utils.files import in_parallel, require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes, trim_heap
 
@@ -59,6 +60,7 @@ _OTHER_KINDS = (
 )
 """First bytes of files that are no images that Pillow reads, and what to do with them."""
 
+_KEPT_REASONS = 1 << 14
 _ROWS = 64
 _TWO_FOCALS = {
     "SIMPLE_PINHOLE": ("PINHOLE", 4),
@@ -71,6 +73,14 @@ _TWO_FOCALS = {
 
 _TRIM_BYTES = 1 << 28  # decoded between two trims: images that are dropped leave gaps in the heap
 _FALLBACK_BUDGET = 2 << 30  # bytes, where the free memory is unknown
+
+
+class UnreadableImage(UserError):
+    """An image file that cannot be decoded; ``reason`` says why."""
+
+    def __init__(self, path: Path, reason: str, advice: str) -> None:
+        super().__init__(f"cannot read the image {path}: {reason}; {advice}")
+        self.reason = reason
 
 
 def composited(photograph: Tensor, color: Tensor) -> Tensor:
@@ -125,16 +135,60 @@ def image_size(path: Path) -> tuple[int, int]:
 def open_image(path: Path) -> Iterator[Image.Image]:
     """Open an image file; errors while it is read become a ``UserError``."""
     require_regular_file(path, missing_ok=True)
-    what = f"cannot read the image {path}:"
     try:
         with Image.open(path) as image:
             yield image
     except MemoryError as error:
         raise UserError(
-            f"{what} not enough memory; close other programs, or make the image smaller"
+            f"cannot read the image {path}: not enough memory; close other programs, or make the "
+            "image smaller"
         ) from error
     except IMAGE_ERRORS as error:
-        raise UserError(f"{what} {reason_of(error)}; {_advice(path, error)}") from error
+        raise UnreadableImage(path, reason_of(error), _advice(path, error)) from error
+
+
+def unreadable_images(paths: Iterable[Path]) -> dict[Path, str]:
+    """Return the image files that cannot be decoded, with the reason of each.
+
+    All are decoded, JPEG files at an eighth of their size; a file that has not changed only once.
+    """
+    paths = list(paths)
+    reasons = in_parallel(_reason_unreadable, paths)
+    return {path: reason for path, reason in zip(paths, reasons, strict=True) if reason}
+
+
+def describe_unreadable(reasons: Mapping[str, str], n_images: int) -> str:
+    """Return the line about images that are left out because they cannot be decoded.
+
+    Args:
+        reasons: By name.
+        n_images: Of all images.
+    """
+    entries = [f"{name} ({reason})" for name, reason in reasons.items()]
+    return (
+        f"left out {len(entries)} of {n_images} photographs that cannot be read: "
+        f"{shortened(entries, 5)}; copy them again to use them"
+    )
+
+
+def _reason_unreadable(path: Path) -> str:
+    """Return why a file cannot be decoded; empty if it can."""
+    try:
+        status = require_regular_file(path).stat()
+    except UserError as error:
+        return str(error)
+    return _reason_at(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=_KEPT_REASONS)
+def _reason_at(path: Path, *state: int) -> str:
+    try:
+        with open_image(path) as image:
+            image.draft(None, (1, 1))
+            image.load()
+    except UnreadableImage as error:
+        return error.reason
+    return ""
 
 
 def _advice(path: Path, error: Exception) -> str:
