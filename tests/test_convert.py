@@ -535,7 +535,7 @@ def test_a_source_that_is_none_is_one_line(tmp_path):
 def test_nothing_to_work_with_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         convert(ConvertOptions(tmp_path / "gone"), Heard())
-    with pytest.raises(UserError, match="no photographs; put them"):
+    with pytest.raises(UserError, match="no photographs in it; put them"):
         convert(ConvertOptions(tmp_path), Heard())
     (tmp_path / "a.NEF").write_bytes(b"raw")
     with pytest.raises(UserError, match="1 raw photographs"):

@@ -227,6 +227,16 @@ def test_a_damaged_model_does_not_stop_a_checkpoint_with_cameras(scene_root, tmp
     assert "points3D.bin" in messages[0]
 
 
+def test_an_empty_folder_is_told_to_have_no_photographs(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(UserError, match=r"no photographs in it; put them, .*input") as caught:
+        load_scene(tmp_path, size_rule=FULL)
+    assert "sparse" not in str(caught.value)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"looked for a COLMAP model in sparse/0"):
+        load_scene(tmp_path, size_rule=FULL)
+
+
 DISTORTED = ("OPENCV", 40, 30, [35.0, 36.0, 18.0, 16.5, -0.1, 0.02, 1e-3, 1e-3])
 
 
