@@ -48,6 +48,7 @@ from sugar_utils.device import upload
 from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.files import json_advice, read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.flags import Parser, non_negative_float, positive_int
+from sugar_utils.libraries import install_advice
 from sugar_utils.schemas import FileName, conform
 from sugar_utils.settings import flag, from_args, parser_of
 
@@ -339,7 +340,9 @@ def load_perceptual(notify: Notify) -> Perceptual | None:
     # Weights come over the network: whatever goes wrong there must not cost the other figures.
     except Exception as error:
         reason = reason_of(error)
-        notify(f"no LPIPS ({reason}); pip install lpips torchvision, and a network once, give it")
+        notify(
+            f"no LPIPS ({reason}); it needs a network once; {install_advice('lpips torchvision')}"
+        )
         return None
 
     @torch.no_grad()

@@ -17,6 +17,7 @@ except ModuleNotFoundError:
     import tomli as tomllib
 
 from sugar_pipeline.command_line import PROGRAMS, VERBS
+from sugar_utils.libraries import EXTRAS
 from tests.support.flag_tables import parser_for, with_tables
 from tests.support.repository import (
     FLOORS,
@@ -118,6 +119,13 @@ def test_the_package_asks_for_what_the_requirements_say():
     # Extras may need the same library.
     listed = {line for extra in extras.values() for line in extra}
     assert sorted([*listed, *others]) == sorted(requirement_lines("requirements-dev.txt")[1:])
+
+
+def test_optional_packages_are_installed_by_the_extra_that_has_them():
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = package["project"]["optional-dependencies"]
+    for name, extra in EXTRAS.items():
+        assert any(re.match(rf"{re.escape(name)}[~><=]", line) for line in extras[extra]), name
 
 
 def test_requirements_include_each_other():

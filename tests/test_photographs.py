@@ -137,7 +137,7 @@ def test_heic_is_read_or_the_package_is_named(tmp_path, monkeypatch):
     difference = np.asarray(read_upright(found.path)).astype(int) - pixels
     assert np.abs(difference).mean() < 12
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    with pytest.raises(UserError, match="pip install pillow-heif"):
+    with pytest.raises(UserError, match=r"pip install '\.\[heic\]' in a clone"):
         described_photographs(tmp_path, True)
 
 

@@ -121,6 +121,7 @@ def test_missing_images_and_folders_are_reported_before_training(scene_root, tmp
     with pytest.raises(UserError, match="no such scene folder"):
         load_scene(tmp_path / "absent", size_rule=FULL)
     (tmp_path / "empty").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "empty" / "a.png")
     with pytest.raises(UserError, match=r"looked for .*sparse/0.*transforms_train\.json"):
         load_scene(tmp_path / "empty", size_rule=FULL)
 

@@ -28,7 +28,7 @@ RETRIES = 2  # of a task that ended with an error
 DEATHS = 20  # of workers during one task, after which it is given up
 CONNECTING = 20.0  # seconds until a scheduler that does not answer cannot be reached
 FIRST_WORKER = 600.0  # seconds until the first worker has to be there; queues take their time
-_EXTRA = "dask[distributed] (pip install 'sugar-trainer[cluster]')"
+_PACKAGE = "distributed"
 _QUEUES = {"slurm": "SLURMCluster", "pbs": "PBSCluster"}
 
 
@@ -91,7 +91,7 @@ def perform_on_worker(stage: str, folder: str, number: int, *previous: float) ->
 
 def _load_distributed(cluster: str) -> tuple[ModuleType, ...]:
     """Load Dask: the package of clients and workers, and that of settings."""
-    return load_package(f"--cluster {cluster}", _EXTRA, "distributed", "dask.config")
+    return load_package(f"--cluster {cluster}", _PACKAGE, _PACKAGE, "dask.config")
 
 
 @contextlib.contextmanager
