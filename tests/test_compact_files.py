@@ -101,7 +101,10 @@ def test_what_is_read_is_what_was_written(
     assert errors.color < color
     assert errors.opacity < opacity
     assert errors.harmonics < harmonics
-    assert "position" in errors.line()
+    assert errors.typical is not None
+    assert 0 <= errors.typical.position <= errors.position
+    assert "largest errors: position" in errors.line()
+    assert "typical ones (median): position" in errors.line()
 
 
 @pytest.mark.parametrize("name", WRITERS)

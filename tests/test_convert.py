@@ -119,7 +119,8 @@ def test_photographs_as_taken_are_kept_and_flat_ones_take_their_place(converted)
 def test_the_page_and_the_figures_say_what_came_out(converted):
     page = (converted / "convert.html").read_text(encoding="utf-8")
     assert f"{N} of {N}" in page
-    assert "fine" in page
+    # Six photographs are few, whatever else is right.
+    assert "usable" in page
     outcome = json.loads((converted / "distorted" / "outcome.json").read_text())
     assert outcome["registered"] == N
     assert outcome["left_out"] == {}
