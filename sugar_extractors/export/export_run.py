@@ -369,7 +369,9 @@ def _export_mesh(
             coarser=tuple(_moved_mesh(level, to_writer) for level in coarser),
         )
     )
-    _report_mesh(options.target.name, mesh, console)
+    if not file_format.for_printers:
+        # Of a closed body its writer has reported the numbers.
+        _report_mesh(options.target.name, mesh, console)
     for number, level in enumerate(coarser, start=1):
         _report_mesh(level_file(options.target, number).name, level, console)
     return total
