@@ -23,7 +23,7 @@ from gaussian_splatting.engine.run_identity import Identity
 from sugar_scene.bound_model import state_with_background
 from sugar_trainers.capture import SugarSize
 from sugar_utils import files as storage
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, OtherSettings, UserError
 from sugar_utils.schemas import FileName, ResultNote, conform, read_checked
 
 _REPLACES = "replaces"
@@ -68,9 +68,12 @@ def is_finished(files: Sequence[Path], identity: Identity, overwrite: bool, flag
     if overwrite:
         return False
     why = f"was made with other settings or inputs ({'; '.join(differences)})"
-    raise UserError(
+    raise OtherSettings(
         f"{files[-1]} exists and {why if note else 'has no settings beside it'}; pass --overwrite "
-        f"True to replace it, or another {flag}"
+        f"True to replace it, or another {flag}",
+        files[-1].parent,
+        differences,
+        flag,
     )
 
 

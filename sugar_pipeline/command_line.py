@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sugar_utils import __version__
 from sugar_utils.entrypoint import run_main
-from sugar_utils.errors import Notify, UserError, say_nothing
+from sugar_utils.errors import Notify, OtherSettings, UserError, say_nothing
 from sugar_utils.torchrun import is_follower
 
 if TYPE_CHECKING:
@@ -82,13 +82,16 @@ class Program:
             args: The flags.
             more: Further keywords of the function, such as ``console``.
         """
-        from sugar_utils.settings import given_flags, write_settings
+        from sugar_utils.settings import changed_flags, given_flags, write_settings
 
         if not getattr(args, "demo", False):
             console = more.get("console")
             args = with_scene_folders(args, None if console is None else console.info)
         settings = self._settings_of(args)
-        result = _named(self.run)(settings, **more)
+        try:
+            result = _named(self.run)(settings, **more)
+        except OtherSettings as error:
+            raise error.in_flags(changed_flags(error.path, given_flags(args, parser))) from error
         if self.run == _STAGE and not is_follower():
             # Only the vanilla stage has one.
             model_path = getattr(settings, "model_path", None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 ESCAPES = r'\ begins an escape in "..."'  # advice for paths of Windows in TOML and JSON
 Notify = Callable[[str], None]  # gets messages worth knowing, of one line each
@@ -31,6 +32,44 @@ class TrainingError(UserError):
     """Training met numbers it must not train on; the last good checkpoint stays."""
 
     exit_code = 3
+
+
+CHANGED_TO = " → "  # between the values of a setting that has changed
+
+
+class OtherSettings(UserError):
+    """A result is in the way that was made with other settings or inputs.
+
+    A stage knows its settings alone; who knows the flags that were typed calls :meth:`in_flags`.
+
+    Args:
+        message: With ``differences`` joined by semicolons, and ``another FLAG``.
+        path: The run's folder, or the result.
+        differences: Of the settings and inputs, a line for each.
+        flag: That chooses another place.
+    """
+
+    def __init__(self, message: str, path: Path, differences: Sequence[str], flag: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.differences = differences
+        self.flag = flag
+
+    def in_flags(self, lines: Sequence[str], flag: str | None = None) -> OtherSettings:
+        """Return the error with the changed flags in place of the settings that follow from them.
+
+        Args:
+            lines: Of the changed flags; the settings are named where there are none.
+            flag: That chooses another place; None for that of the stage.
+        """
+        differences = self.differences
+        if lines:
+            of_inputs = [line for line in differences if CHANGED_TO not in line]
+            differences = [*lines, *of_inputs]
+        flag = flag or self.flag
+        message = str(self).replace("; ".join(self.differences), "; ".join(differences))
+        message = message.replace(f"another {self.flag}", f"another {flag}")
+        return OtherSettings(message, self.path, differences, flag)
 
 
 def say_nothing(line: str) -> None:

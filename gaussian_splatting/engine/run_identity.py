@@ -15,7 +15,7 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.scene import Scene
 from sugar_utils import files as storage
-from sugar_utils.errors import shortened
+from sugar_utils.errors import CHANGED_TO, shortened
 from sugar_utils.flags import AUTO
 
 _DIGITS = 8
@@ -56,7 +56,8 @@ def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -
     lines = []
     for name in dict.fromkeys([*new, *old]):
         if name not in old or name not in new or old[name] != new[name]:
-            lines.append(f"{name}: {old.get(name, absent)} → {new.get(name, absent)}")
+            before = old.get(name, absent)
+            lines.append(f"{name}: {before}{CHANGED_TO}{new.get(name, absent)}")
     return lines
 
 
