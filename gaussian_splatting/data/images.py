@@ -173,10 +173,7 @@ def describe_unreadable(reasons: Mapping[str, str], n_images: int) -> str:
 
 def _reason_unreadable(path: Path) -> str:
     """Return why a file cannot be decoded; empty if it can."""
-    try:
-        status = require_regular_file(path).stat()
-    except UserError as error:
-        return str(error)
+    status = require_regular_file(path).stat()
     return _reason_at(path, status.st_size, status.st_mtime_ns)
 
 
