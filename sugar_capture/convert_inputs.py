@@ -83,10 +83,11 @@ def _read_photographs(work: Work) -> list[Photograph]:
         n_frames = work.options.sfm.frames
         choice = extract_frames(source.video, source.folder, n_frames, work.step)
         repeated = f"; in {choice.repeated} intervals nothing moved" if choice.repeated else ""
+        converted = f"; {choice.colors} converted to sRGB" if choice.colors else ""
         work.console.info(
-            f"{source.video.name}: {len(choice.frames)} of {choice.of} frames{repeated}"
+            f"{source.video.name}: {len(choice.frames)} of {choice.of} frames{repeated}{converted}"
         )
-    photographs = described_photographs(source.folder, source.recursive)
+    photographs = described_photographs(source.folder, source.recursive, work.console.info)
     if source.video is not None:
         n_placed = sum(photograph.gps is not None for photograph in photographs)
         subtitles = srt_beside(source.video)

@@ -279,6 +279,8 @@ def _report(
     root = work.source.root
     scene = work.flat if (work.flat / "sparse" / "0").is_dir() else root
     findings, directions = _check_capture(work, scene)
+    if findings:
+        registration = registration_of(replace(evidence, warnings=len(findings)))
 
     def page() -> Page:
         # Points of the flat model have the colours of the images.

@@ -33,6 +33,7 @@ _CAMERAS_OF_IMAGES = {
     "keyframes/corrected_images": "keyframes/corrected_cameras",
     "keyframes/images": "keyframes/cameras",
     "rgb": "metadata.json",
+    "rgbd": "metadata",
 }
 """Folders of images in raw data of Polycam and Record3D, and where their cameras are."""
 

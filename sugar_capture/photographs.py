@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
-from gaussian_splatting.data.images import colors_of, has_alpha, open_image
+from gaussian_splatting.data.color_spaces import declared_colors
+from gaussian_splatting.data.images import (
+    colors_of,
+    describe_unreadable,
+    exif_of,
+    has_alpha,
+    open_image,
+    unreadable_images,
+)
 from gaussian_splatting.data.names import (
     HEIF_SUFFIXES,
     PHOTOGRAPH_SUFFIXES,
@@ -59,7 +67,7 @@ class Photograph:
     focal: float | None  # focal length in pixels of the file; None where EXIF does not tell
     device: str  # maker and model of the camera; empty where EXIF does not tell
     turned: bool  # EXIF says that the pixels are to be turned or mirrored
-    depth: str  # mode or bit depth of files that are not 8-bit RGB or grey; else empty
+    depth: str  # mode, bit depth or colours of files that are not 8-bit sRGB or grey; else empty
     transparent: bool  # it has an alpha channel
     # Turned by EXIF so that width and height stay: by half a turn, or mirrored.
     keeps_size: bool = False
@@ -87,8 +95,14 @@ def files_named(folder: Path, suffixes: Sequence[str], recursive: bool = False) 
     return sorted(files, key=lambda path: natural_order(path.relative_to(folder).as_posix()))
 
 
-def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
+def described_photographs(
+    folder: Path, recursive: bool, notify: Notify | None = None
+) -> list[Photograph]:
     """Read the headers of all images of a folder, in natural order.
+
+    Args:
+        notify: Gets a line about images that cannot be decoded, which are left out. None: nothing
+            is decoded, and the first header that cannot be read is an error.
 
     Raises:
         UserError: A name is not UTF-8, a file cannot be read, or HEIC has no reader.
@@ -103,7 +117,13 @@ def described_photographs(folder: Path, recursive: bool) -> list[Photograph]:
                 f"{printable_path}: the name is not valid UTF-8, which COLMAP needs; rename it"
             ) from error
     register_heif_reader(files)
-    return [_describe(path, folder) for path in files]
+    unreadable: dict[Path, str] = {}
+    if notify is not None:
+        unreadable = unreadable_images(files)
+    if notify is not None and unreadable:
+        names = {path.relative_to(folder).as_posix(): why for path, why in unreadable.items()}
+        notify(describe_unreadable(names, len(files)))
+    return [_describe(path, folder) for path in files if path not in unreadable]
 
 
 def register_heif_reader(files: Sequence[Path]) -> None:
@@ -122,11 +142,11 @@ def register_heif_reader(files: Sequence[Path]) -> None:
 
 def _describe(path: Path, folder: Path) -> Photograph:
     with open_image(path) as image:
-        exif = image.getexif()
+        exif = exif_of(image)
         details = exif.get_ifd(ExifTags.IFD.Exif)
         location = exif.get_ifd(ExifTags.IFD.GPSInfo)
         stored_width, stored_height = image.size
-        depth = _depth(image.mode)
+        depth = _depth(image.mode) or declared_colors(image)
         transparent = has_alpha(image)
         gps = gps_of_metadata(location, image.info.get("xmp")).position
     orientation = exif.get(_TAGS.Orientation, 1)
@@ -210,7 +230,7 @@ def _positive_number(value: object) -> float:
 def read_upright(path: Path, longest_side: int | None = None) -> Image.Image:
     """Read an image upright, in 8 bits, reduced where it is larger than asked for."""
     with open_image(path) as image:
-        turn = _UPRIGHT_TURNS.get(image.getexif().get(_TAGS.Orientation, 1))
+        turn = _UPRIGHT_TURNS.get(exif_of(image).get(_TAGS.Orientation, 1))
         most = max(image.size)
         scale = min(1.0, (longest_side or most) / most)
         width, height = image.size
@@ -252,7 +272,7 @@ def describe_capture(photographs: Sequence[Photograph], notify: Notify) -> None:
     for depth in sorted(depths - {""}):
         names = [photograph.name for photograph in photographs if photograph.depth == depth]
         notify(
-            f"note: {len(names)} of {n} photographs are {depth}, converted to 8-bit RGB "
+            f"note: {len(names)} of {n} photographs are {depth}, converted to 8-bit sRGB "
             f"({shortened(names)})"
         )
     groups = camera_groups(photographs)

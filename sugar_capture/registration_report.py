@@ -15,6 +15,7 @@ from sugar_utils.errors import UserError, shortened
 if TYPE_CHECKING:
     import pycolmap
 
+FINE = "fine"
 BLURRED = 0.35
 """Sharpness below which an image is called blurred. At 800 pixels the images that it was set by
 have 0.56 to 0.68, after a Gaussian blur of one pixel 0.38 to 0.44, of two pixels 0.17 to 0.24."""
@@ -23,6 +24,7 @@ FEW_FEATURES = 200
 MANY_FEATURES = 1_000  # an image with so many, none of which match, is of another place
 FINE_SHARE = 0.95
 USABLE_SHARE = 0.75
+FINE_IMAGES = 20  # registered ones; fewer leave most of a surface to two or three of them
 FINE_ERROR = 1.5  # mean reprojection error in pixels of the size at which features are extracted
 LOOSE_POINTS = 60  # an image that shares fewer points with every other is weakly connected
 SPLIT_SHARE = 0.2  # a second model with more of the images means two separate sets
@@ -57,6 +59,7 @@ class Evidence:
     contradicting: Mapping[str, tuple[int, int]] | None = None
     # Names of the images that only a further kind of features registered, by its label.
     registered_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    warnings: int = 0  # what the checks of the capture found to be likely to go wrong
     omitted_steps: Sequence[str] = ()  # sentences about kinds of features that were not tried
 
 
@@ -132,8 +135,9 @@ def _quality(evidence: Evidence, n_registered: int) -> str:
     share = n_registered / len(evidence.names)
     if share < USABLE_SHARE or evidence.spread < NARROW:
         return "poor"
-    if share >= FINE_SHARE and evidence.error <= FINE_ERROR:
-        return "fine"
+    is_precise = share >= FINE_SHARE and evidence.error <= FINE_ERROR
+    if is_precise and n_registered >= FINE_IMAGES and not evidence.warnings:
+        return FINE
     return "usable"
 
 

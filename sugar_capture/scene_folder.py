@@ -228,8 +228,8 @@ def _no_photographs(root: Path) -> UserError:
             "develop them to JPEG first"
         )
     return UserError(
-        f"{root}: no photographs; put them, or a video, into {root / INPUT}, or name a video "
-        "with -s"
+        f"{root}: no photographs in it; put them, or a video, into {root / INPUT}, or name a "
+        "video with -s"
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
+from gaussian_splatting.data.color_spaces import ColorCodes, ColorSpace, color_space
 from gaussian_splatting.data.image_checks import sharpness
 from sugar_capture.gps.video_positions import VideoTrack, exif_with_position, video_track
 from sugar_capture.photographs import picture_files
@@ -48,6 +49,7 @@ class FrameChoice(msgspec.Struct):
     frames: list[Count]  # numbers of those that were chosen
     of: Count  # frames of the video
     repeated: Count  # intervals in which nothing moved
+    colors: str  # name of the colours that were converted to sRGB; empty: they are sRGB
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,9 @@ class FrameLook:
 def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Progress) -> FrameChoice:
     """Write the best frames of a video as ``frame_00012.jpg``; those that are there already stay.
 
-    The video is read twice, so that no more than one frame is in memory. Frames of a video with a
-    GPS track have their positions in their EXIF data, as photographs do.
+    The video is read twice, so that no more than one frame is in memory. Frames of HDR video and of
+    wide gamuts are converted to sRGB. Frames of a video with a GPS track have their positions in
+    their EXIF data, as photographs do.
 
     Args:
         progress: Called with a title and a total; a context that gives an ``Advance``.
@@ -74,7 +77,13 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Progress)
     choice = _read_choice(video, folder, n_wanted)
     if choice is None:
         with progress("looking at frames", _declared_frames(video)) as advance:
-            choice = choose_frames(_measure_frames(video, advance), n_wanted, file_digest(video))
+            space = _colors_of(next(_decode_frames(video)), video)
+            choice = choose_frames(
+                _measure_frames(video, advance),
+                n_wanted,
+                file_digest(video),
+                "" if space is None else space.name,
+            )
         if len(choice.frames) < MIN_FRAMES:
             raise UserError(
                 f"{video}: {choice.of} frames, of which only {len(choice.frames)} differ; "
@@ -97,12 +106,15 @@ def extract_frames(video: Path, folder: Path, n_wanted: int, progress: Progress)
     return choice
 
 
-def choose_frames(looks: Iterator[FrameLook], n_wanted: int, video: str) -> FrameChoice:
+def choose_frames(
+    looks: Iterator[FrameLook], n_wanted: int, video: str, colors: str = ""
+) -> FrameChoice:
     """Choose the sharpest frame of each of ``n_wanted`` equal intervals, if something has moved.
 
     Args:
         looks: All frames of the video.
         video: Digest of the file.
+        colors: Name of its colours; empty for sRGB.
     """
     frames = list(looks)
     n = len(frames)
@@ -123,6 +135,7 @@ def choose_frames(looks: Iterator[FrameLook], n_wanted: int, video: str) -> Fram
         frames=[frame.number for frame in chosen],
         of=n,
         repeated=n_intervals - len(chosen),
+        colors=colors,
     )
 
 
@@ -143,18 +156,35 @@ def _write_frames(
     last = max(numbers)
     for number, frame in enumerate(_decode_frames(video)):
         if number in numbers:
-            picture = frame.to_image()
+            picture = _picture_of(frame, video)
             if frame.rotation:
                 picture = picture.rotate(frame.rotation, expand=True)
             position = None
             if track is not None and frame.time is not None:
                 position = track.at(frame.time)
-            tags = {} if position is None else {"exif": exif_with_position(position)}
+            tags: dict[str, Any] = (
+                {} if position is None else {"exif": exif_with_position(position)}
+            )
             with atomic_path(_frame_path(folder, number)) as temporary:
                 picture.save(temporary, quality=_JPEG_QUALITY, subsampling=0, **tags)
         advance(number + 1)
         if number >= last:
             return
+
+
+def _picture_of(frame: Any, video: Path) -> Image.Image:
+    """Return a frame in sRGB, as it is stored: not turned."""
+    space = _colors_of(frame, video)
+    if space is None:
+        return frame.to_image()
+    # 16 bits, as eight of HLG or PQ are too few for the dark colours of sRGB.
+    return Image.fromarray(space.to_srgb(frame.to_ndarray(format="rgb48le")))
+
+
+def _colors_of(frame: Any, video: Path) -> ColorSpace | None:
+    """Return the colour space that a frame declares; None for sRGB and BT.709."""
+    codes = ColorCodes(int(frame.color_primaries), int(frame.color_trc))
+    return color_space(codes, video)
 
 
 def _frame_path(folder: Path, number: int) -> Path:
@@ -197,7 +227,7 @@ def _decode_frames(video: Path) -> Iterator[Any]:
                 n_lost += 1
                 if n_lost > _FEW_ERRORS and n_lost > _MAX_LOST_SHARE * n_decoded:
                     break
-        n_declared = stream.frames
+        n_declared = _frames_to_show(container) if stream.frames else 0
         rate = float(stream.average_rate or 0)
     is_complete = n_decoded >= (1 - _MAX_LOST_SHARE) * n_declared
     if n_decoded == 0 or n_lost > _MAX_LOST_SHARE * n_decoded or not is_complete:
@@ -211,12 +241,20 @@ def _decode_frames(video: Path) -> Iterator[Any]:
 def _declared_frames(video: Path) -> int:
     """Number of frames that a video declares or that follows from its duration; at least 1."""
     with _open_video(video) as container:
-        stream = container.streams.video[0]
-        if stream.frames:
-            return stream.frames
-        rate = float(stream.average_rate or _DEFAULT_RATE)
-        seconds = (container.duration or 0) / av.time_base
-        return round(seconds * rate) or 1
+        return _frames_to_show(container) or 1
+
+
+def _frames_to_show(container: Any) -> int:
+    """Number of frames that a container declares; of one that was trimmed, those that are left.
+
+    Phones trim a video by a list of edits, and leave all frames in the file.
+    """
+    stream = container.streams.video[0]
+    rate = float(stream.average_rate or _DEFAULT_RATE)
+    n_of_duration = round((container.duration or 0) / av.time_base * rate)
+    if not stream.frames:
+        return n_of_duration
+    return min(stream.frames, n_of_duration) or stream.frames
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from gaussian_splatting.data.world_offset import near_offset
 from sugar_extractors.results import read_state
 from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.triangle_mesh import TriangleMesh, fits_float32, read_mesh_ply
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.files import require_regular_file
 
 _GREY = 128
@@ -68,7 +68,9 @@ def _read_obj(path: Path) -> tuple[np.ndarray, np.ndarray]:
         points = np.array(vertices, dtype=np.float64).reshape(-1, 3)
         rows = np.array(faces, dtype=np.int64).reshape(-1, 3)
     except (OSError, ValueError, OverflowError) as error:
-        raise UserError(f"{path}: damaged, or not an OBJ of triangles ({error})") from error
+        raise UserError(
+            f"{path}: damaged, or not an OBJ of triangles ({reason_of(error)}); export it again"
+        ) from error
     # Rows count from 1, or backwards from the last vertex.
     rows = np.where(rows > 0, rows - 1, rows + len(points))
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(points):

@@ -17,7 +17,7 @@ from scipy.ndimage import map_coordinates
 
 from gaussian_splatting.data.images import colors_of, open_image
 from sugar_utils.errors import UserError
-from sugar_utils.libraries import load_package
+from sugar_utils.libraries import install_advice, load_package
 
 TARGET_KINDS = {
     "apriltag36h11": "DICT_APRILTAG_36h11",
@@ -81,8 +81,8 @@ def load_opencv(what: str) -> ModuleType:
     (opencv,) = load_package(what, _PACKAGE, "cv2")
     if not hasattr(getattr(opencv, "aruco", None), "ArucoDetector"):
         raise UserError(
-            f"{what}: this OpenCV ({opencv.__version__}) has no ArucoDetector; install 4.7 or "
-            f"newer with 'pip install -U {_PACKAGE}'"
+            f"{what}: this OpenCV ({opencv.__version__}) is older than 4.7 and has no "
+            f"ArucoDetector; {install_advice(_PACKAGE)}"
         )
     return opencv
 

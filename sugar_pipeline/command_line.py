@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sugar_utils import __version__
 from sugar_utils.entrypoint import run_main
-from sugar_utils.errors import UserError, say_nothing
+from sugar_utils.errors import Notify, OtherSettings, UserError, say_nothing
 from sugar_utils.torchrun import is_follower
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Program:
             parser.epilog = (parser.epilog or "").replace(f"python {self.script}", parser.prog)
         self.call(parser, parser.parse_args(words))
 
-    def call(self, parser: Parser, args: argparse.Namespace, **more: object) -> object:
+    def call(self, parser: Parser, args: argparse.Namespace, **more: Any) -> object:
         """Run the program with flags that were parsed; return what its function returns.
 
         Args:
@@ -82,12 +82,16 @@ class Program:
             args: The flags.
             more: Further keywords of the function, such as ``console``.
         """
-        from sugar_utils.settings import given_flags, write_settings
+        from sugar_utils.settings import changed_flags, given_flags, write_settings
 
         if not getattr(args, "demo", False):
-            args = with_scene_folders(args)
+            console = more.get("console")
+            args = with_scene_folders(args, None if console is None else console.info)
         settings = self._settings_of(args)
-        result = _named(self.run)(settings, **more)
+        try:
+            result = _named(self.run)(settings, **more)
+        except OtherSettings as error:
+            raise error.in_flags(changed_flags(error.path, given_flags(args, parser))) from error
         if self.run == _STAGE and not is_follower():
             # Only the vanilla stage has one.
             model_path = getattr(settings, "model_path", None)
@@ -142,12 +146,21 @@ def check_early(words: Sequence[str], program: Program) -> None:
         check_scene_path(Path(scenes[0]))
 
 
-def with_scene_folders(args: argparse.Namespace) -> argparse.Namespace:
+def with_scene_folders(
+    args: argparse.Namespace, notify: Notify | None = None
+) -> argparse.Namespace:
     """Check the paths of scenes, and replace a ZIP file by its folder.
 
     Several scenes are checked when their turn comes.
+
+    Args:
+        notify: Gets a line about a ZIP file; None: the first process prints it.
     """
-    from gaussian_splatting.scenes.scene_path import ZIP_SUFFIX, output_folders, scene_folder
+    from gaussian_splatting.scenes.scene_path import (
+        ZIP_SUFFIXES,
+        output_folders,
+        scene_folder,
+    )
     from sugar_utils.settings import with_flags
 
     # Pages and exports of results do without their scene.
@@ -155,11 +168,12 @@ def with_scene_folders(args: argparse.Namespace) -> argparse.Namespace:
     scenes = getattr(args, "all_scene_path", [])
     if len(scenes) > 1:
         return args
-    notify = say_nothing if is_follower() else print
+    if notify is None:
+        notify = say_nothing if is_follower() else print
     changes: dict[str, object] = {}
     for name in ("scene_path", "source_path"):
         path = getattr(args, name, None)
-        if isinstance(path, Path) and (needs_scene or path.suffix.lower() == ZIP_SUFFIX):
+        if isinstance(path, Path) and (needs_scene or path.suffix.lower() in ZIP_SUFFIXES):
             changes[name] = scene_folder(path, output_folders(args), notify)
     if scenes:
         changes["all_scene_path"] = [changes["scene_path"]]

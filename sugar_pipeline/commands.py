@@ -21,7 +21,7 @@ from sugar_pipeline.timing.one_run import run_planned, with_checked_mode
 from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
 from sugar_utils.entrypoint import report
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, reason_of
 from sugar_utils.libraries import package_or_none
 from sugar_utils.settings import given_flags, with_flags
 from sugar_utils.torchrun import Launch
@@ -135,7 +135,7 @@ def _outcome_of(args: argparse.Namespace, scene: Path, console: Console) -> _Out
     except Interrupted:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         try:
             exit_code = report(error)
         except Exception:

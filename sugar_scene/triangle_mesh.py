@@ -115,11 +115,30 @@ def merge_meshes(meshes: Sequence[TriangleMesh]) -> TriangleMesh:
 
 def clean_mesh(mesh: TriangleMesh) -> TriangleMesh:
     """Merge equal vertices; drop degenerate and repeated faces, then those at crowded edges."""
+    return _without_crowded_edges(_merged(mesh))
+
+
+def without_flaps(mesh: TriangleMesh) -> TriangleMesh:
+    """Merge equal vertices; drop faces that hang by an edge of two other faces and end openly."""
+    mesh = _merged(mesh)
+    while mesh.n_faces:
+        _, inverse, counts = np.unique(
+            edge_keys(mesh.faces), return_inverse=True, return_counts=True
+        )
+        n_faces_of_sides = counts[inverse.reshape(-1, 3)]
+        is_flap = (n_faces_of_sides > 2).any(axis=1) & (n_faces_of_sides == 1).any(axis=1)
+        if not is_flap.any():
+            break
+        mesh = replace(mesh, faces=mesh.faces[~is_flap])
+    return mesh
+
+
+def _merged(mesh: TriangleMesh) -> TriangleMesh:
+    """Merge equal vertices; drop degenerate and repeated faces."""
     mesh = _without_duplicated_vertices(mesh)
     a, b, c = mesh.faces.T
     faces = mesh.faces[(a != b) & (b != c) & (c != a)]
-    mesh = replace(mesh, faces=_without_repeated(faces))
-    return _without_crowded_edges(mesh)
+    return replace(mesh, faces=_without_repeated(faces))
 
 
 def edge_keys(faces: np.ndarray) -> np.ndarray:
@@ -154,6 +173,42 @@ def component_labels(mesh: TriangleMesh) -> np.ndarray:
     groups = _connected(a, b, mesh.n_vertices)
     _, lowest_vertices = np.unique(groups, return_index=True)
     return lowest_vertices[groups]
+
+
+def largest_oriented_part(mesh: TriangleMesh) -> TriangleMesh:
+    """Return the largest part whose faces share edges, with all faces turned the same way.
+
+    What touches it at a vertex alone is another part. Of the two ways that one counts in which most
+    faces are turned already. Each edge has at most two faces, see :func:`clean_mesh`.
+    """
+    n = mesh.n_faces
+    if n == 0:
+        return mesh
+    keys = edge_keys(mesh.faces).ravel()
+    goes_up = (mesh.faces < np.roll(mesh.faces, -1, axis=1)).ravel()
+    order = np.argsort(keys, kind="stable")
+    is_pair = np.diff(keys[order]) == 0
+    first = order[:-1][is_pair]
+    second = order[1:][is_pair]
+    a = first // 3
+    b = second // 3
+    # Two nodes for each face: as it is, and turned. Faces that run along an edge in the same
+    # direction go together if one of them is turned.
+    turn = n * (goes_up[first] == goes_up[second])
+    labels = _connected(np.concatenate([a, a + n]), np.concatenate([b + turn, b + n - turn]), 2 * n)
+    sizes = np.bincount(labels)
+    unturned = np.bincount(labels[:n], minlength=len(sizes))
+    part = (sizes * (2 * n) + unturned).argmax()
+    is_kept = labels[:n] == part
+    is_turned = ~is_kept & (labels[n:] == part)
+    faces = np.where(is_turned[:, None], mesh.faces[:, ::-1], mesh.faces)
+    return without_unused_vertices(replace(mesh, faces=faces[is_kept | is_turned]))
+
+
+def signed_volume(mesh: TriangleMesh) -> float:
+    """Return the volume that a closed mesh encloses; negative where its faces look inwards."""
+    a, b, c = mesh.vertices[mesh.faces].transpose(1, 0, 2)
+    return float((a * np.cross(b, c)).sum() / 6)
 
 
 def component_diagonals(mesh: TriangleMesh, labels: np.ndarray) -> np.ndarray:

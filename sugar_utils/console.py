@@ -81,7 +81,13 @@ class Console(contextlib.AbstractContextManager):
         self.verbose = verbose
         self._notes: set[str] = set()
         self.rich = _Terminal(
-            file=self._stream, force_terminal=terminal, markup=False, highlight=False, emoji=False
+            file=self._stream,
+            force_terminal=terminal,
+            # In a notebook rich would show its output below the cell, whatever the stream.
+            force_jupyter=False if isinstance(self._stream, _Nowhere) else None,
+            markup=False,
+            highlight=False,
+            emoji=False,
         )
         self.pace = pace
         self.listener = listener

@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+ESCAPES = r'\ begins an escape in "..."'  # advice for paths of Windows in TOML and JSON
 Notify = Callable[[str], None]  # gets messages worth knowing, of one line each
 
 # C0 and C1 controls, line and paragraph separators, what turns the direction of text, and the
@@ -32,6 +34,44 @@ class TrainingError(UserError):
     exit_code = 3
 
 
+CHANGED_TO = " → "  # between the values of a setting that has changed
+
+
+class OtherSettings(UserError):
+    """A result is in the way that was made with other settings or inputs.
+
+    A stage knows its settings alone; who knows the flags that were typed calls :meth:`in_flags`.
+
+    Args:
+        message: With ``differences`` joined by semicolons, and ``another FLAG``.
+        path: The run's folder, or the result.
+        differences: Of the settings and inputs, a line for each.
+        flag: That chooses another place.
+    """
+
+    def __init__(self, message: str, path: Path, differences: Sequence[str], flag: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.differences = differences
+        self.flag = flag
+
+    def in_flags(self, lines: Sequence[str], flag: str | None = None) -> OtherSettings:
+        """Return the error with the changed flags in place of the settings that follow from them.
+
+        Args:
+            lines: Of the changed flags; the settings are named where there are none.
+            flag: That chooses another place; None for that of the stage.
+        """
+        differences = self.differences
+        if lines:
+            of_inputs = [line for line in differences if CHANGED_TO not in line]
+            differences = [*lines, *of_inputs]
+        flag = flag or self.flag
+        message = str(self).replace("; ".join(self.differences), "; ".join(differences))
+        message = message.replace(f"another {self.flag}", f"another {flag}")
+        return OtherSettings(message, self.path, differences, flag)
+
+
 def say_nothing(line: str) -> None:
     """Drop a message; a ``Notify`` for files whose messages another reader prints."""
 
@@ -52,10 +92,17 @@ def explained(what: str, advice: str, *kinds: type[Exception]) -> Iterator[None]
     try:
         yield
     except kinds as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        reason = reason or type(error).__name__
+        reason = reason_of(error)
         problem = f"{what} {reason}" if what.endswith(":") else f"{what} ({reason})"
         raise UserError(f"{problem}; {advice}") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """Return in one line what an exception says; its type where that is nothing, or a bare key."""
+    if isinstance(error, KeyError) and error.args and " " not in str(error.args[0]):
+        return f"no entry {error.args[0]!r}"
+    strerror = getattr(error, "strerror", None)
+    return strerror or " ".join(str(error).split()) or type(error).__name__
 
 
 def printable(text: str) -> str:

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import psutil
 from filelock import FileLock, Timeout
 
-from sugar_utils.errors import UserError, explained
+from sugar_utils.errors import ESCAPES, UserError, explained, reason_of
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -46,10 +46,6 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-
-
-def _cause(error: OSError | ValueError) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = False) -> Path:
@@ -68,7 +64,7 @@ def require_regular_file(path: str | os.PathLike[str], *, missing_ok: bool = Fal
             return path
         raise UserError(f"{path}: no such file; check the path") from None
     except (OSError, ValueError) as error:  # the latter for a zero byte in the name
-        raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
+        raise UserError(f"cannot read {path}: {reason_of(error)}; check the path") from error
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "no plain file")
         raise UserError(f"{path} is {kind}, where a file is needed; check the path")
@@ -135,7 +131,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary), temporary):
             raise UserError(
-                f"cannot write {path}: {_cause(error)}; "
+                f"cannot write {path}: {reason_of(error)}; "
                 "free some space, fix the permissions or choose another output folder"
             ) from error
         if isinstance(error, UserError) and str(temporary) in str(error):
@@ -203,16 +199,23 @@ def read_json(path: str | os.PathLike[str], encodings: Sequence[str] = ()) -> An
                     return json.loads(content.decode(encoding))
         return json.loads(decoded(content))
     except OSError as error:
-        raise UserError(f"cannot read {path}: {_cause(error)}; check the path") from error
+        raise UserError(f"cannot read {path}: {reason_of(error)}; check the path") from error
     except json.JSONDecodeError as error:
         reason = f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg})"
-        raise UserError(f"{reason}; the file is damaged, write it again") from error
+        raise UserError(f"{reason}; {json_advice(error)}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a UTF-8 text file; write it again") from error
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, or brackets of thousands of levels.
         reason = f"{path}: a number too long or values nested too deep"
         raise UserError(f"{reason}; the file is damaged, write it again") from error
+
+
+def json_advice(error: ValueError, otherwise: str = "the file is damaged, write it again") -> str:
+    """Return how to fix a text that is no JSON; backslashes of paths are the usual cause."""
+    if "escape" in str(error):
+        return rf"{ESCAPES}; write C:/... or C:\\..."
+    return otherwise
 
 
 def decoded(content: bytes, errors: str = "strict") -> str:

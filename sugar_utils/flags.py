@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-from sugar_utils.errors import UserError, explained, printable
+from sugar_utils.errors import ESCAPES, UserError, explained, printable
 from sugar_utils.torchrun import is_follower
 
 TASKS = ("input", "result", "time and memory", "run")
@@ -35,6 +35,7 @@ _TRUE = ("yes", "true", "t", "y", "1")
 _FALSE = ("no", "false", "f", "n", "0")
 Automatic = int | Literal["auto"]  # a whole number, or what the program chooses
 Number = TypeVar("Number", int, float)
+_WINDOWS_PATHS = rf"{ESCAPES}; write C:/Users/... or 'C:\Users\...'"
 _SIGNED_VALUES = re.compile(r"^-(\d|\.\d)[-+\d.,eE_\s]*$")
 
 
@@ -442,7 +443,28 @@ def read_config(path: Path) -> dict[str, object]:
         require_regular_file(path, missing_ok=True)
     advice = "give a TOML file, name = value"
     with explained(f"--config {path}:", advice, OSError, ValueError, RecursionError):
-        return tomllib.loads(decoded(path.read_bytes()))
+        text = decoded(path.read_bytes())
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise UserError(f"--config {path}: {error}; {_toml_advice(text, error)}") from error
+    for name, value in values.items():
+        # "C:\temp" is valid, and has a tab in it.
+        if isinstance(value, str) and printable(value) != value:
+            raise UserError(f"--config {path}: {name} is {value!r}; {_WINDOWS_PATHS}")
+    return values
+
+
+def _toml_advice(text: str, error: ValueError) -> str:
+    """Return how to fix the line of a text that is no TOML."""
+    place = re.search(r"at line (\d+)", str(error))
+    lines = text.splitlines()
+    line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
+    if '"' in line and "\\" in line:
+        return _WINDOWS_PATHS
+    if re.match(r"[^=#]+=\s*[A-Za-z/.\\]", line):
+        return "text stands in '...', true and false are written small"
+    return "give a TOML file, name = value"
 
 
 def config_text(values: Mapping[str, object], comment: str) -> str:

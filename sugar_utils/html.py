@@ -23,7 +23,7 @@ from urllib.parse import quote
 import numpy as np
 from PIL import Image
 
-from sugar_utils.errors import Notify, printable
+from sugar_utils.errors import Notify, printable, reason_of
 from sugar_utils.files import flat_items, write_text_atomic
 from sugar_utils.memory import format_bytes
 
@@ -404,7 +404,7 @@ def write_page(path: Path, build: Callable[[], Page], notify: Notify) -> Path | 
     # The results a report is about are on the disk already and may have taken a day. No defect
     # of the report, and no file it stumbles over, may turn them into a failed run.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         notify(f"no report {path}: {reason}; the results themselves are complete")
         return None
     return path

@@ -20,6 +20,24 @@ import psutil
 
 from sugar_utils.errors import UserError, explained
 
+EXTRAS = {
+    "coacd": "engines",
+    "dask-jobqueue": "cluster",
+    "distributed": "cluster",
+    "laspy[lazrs]": "geo",
+    "lxml": "print",
+    "onnxruntime": "features",
+    "opencv-python-headless": "targets",
+    "pillow-heif": "heic",
+    "pye57": "scans",
+    "pyproj": "geo",
+    "reportlab": "targets",
+    "shtab": "completion",
+    "tifffile": "geo",
+    "usd-core": "usd",
+}
+"""The extra of this program, see ``pyproject.toml``, that brings an optional package."""
+
 _FATAL = 3  # level of glog, which pycolmap logs with
 _ROOT = Path(__file__).resolve().parent.parent
 _KILLED = -9
@@ -31,6 +49,17 @@ process = psutil.Process(int(sys.argv[1]))
 if not sys.stdin.buffer.read(1):
     process.kill()
 """
+
+
+def install_advice(package: str) -> str:
+    """Return how to install an optional package: as an extra of this program, where it is one.
+
+    The program is on no index, so extras are installed in its repository.
+    """
+    extra = EXTRAS.get(package)
+    if extra is None:
+        return f"install it with 'pip install {package}'"
+    return f"run pip install '.[{extra}]' in a clone of the repository"
 
 
 def load_package(
@@ -47,7 +76,7 @@ def load_package(
     Raises:
         UserError: It is missing.
     """
-    advice = f"install it with 'pip install {package}'"
+    advice = install_advice(package)
     if instead:
         advice += f", or {instead}"
     with explained(f"{what} needs the package {package}", advice, ImportError):

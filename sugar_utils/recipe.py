@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sugar_utils import files as storage
-from sugar_utils.errors import UserError, shortened
+from sugar_utils.errors import CHANGED_TO, OtherSettings, UserError, shortened
 from sugar_utils.schemas import ResultNote, read_checked
 
 _REPLACES = "replaces"
@@ -118,9 +118,12 @@ class Recipe:
         if overwrite:
             return False
         why = f"was made with other settings or inputs ({'; '.join(differences)})"
-        raise UserError(
+        raise OtherSettings(
             f"{files[-1]} exists and {why if note else 'has no settings beside it'}; pass "
-            f"--overwrite True to replace it, or another {flag}"
+            f"--overwrite True to replace it, or another {flag}",
+            files[-1].parent,
+            differences,
+            flag,
         )
 
     @contextlib.contextmanager
@@ -192,7 +195,8 @@ def settings_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -
     lines = []
     for name in dict.fromkeys([*new, *old]):
         if name not in old or name not in new or old[name] != new[name]:
-            lines.append(f"{name}: {old.get(name, absent)} → {new.get(name, absent)}")
+            before = old.get(name, absent)
+            lines.append(f"{name}: {before}{CHANGED_TO}{new.get(name, absent)}")
     return lines
 
 

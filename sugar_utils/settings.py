@@ -11,6 +11,7 @@ than its fields has a class method ``from_flags``, which gets the given ones as 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import typing
@@ -30,9 +31,13 @@ from sugar_utils.flags import (
     boolean,
     config_text,
     integer,
+    read_config,
 )
 
 SETTINGS_FILE = "settings.toml"
+_NOT_OF_RESULTS = ("force", "overwrite", "output_dir", "resume", "stop_after", "verbose", "viewer")
+"""Flags that say where and how a run runs, and not what it makes."""
+
 _KEY = "flag"
 _SOURCE = "source"
 MODE_FLAGS = ("preset", "regularization_type")
@@ -293,6 +298,36 @@ def given_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> di
         if name in defaults and value != defaults[name]:
             values[name] = value
     return values
+
+
+def changed_flags(folder: Path, flags: Mapping[str, object]) -> list[str]:
+    """Return ``--schedule_scale 0.05 -> 0.06`` for each flag that ``settings.toml`` has otherwise.
+
+    Args:
+        folder: Of the file; nothing has changed where there is none that can be read.
+        flags: Values by name.
+    """
+    path = folder / SETTINGS_FILE
+    earlier: dict[str, object] = {}
+    if path.is_file():
+        with contextlib.suppress(UserError):
+            earlier = read_config(path)
+    if not earlier and not path.is_file():
+        return []
+    lines = []
+    for name in dict.fromkeys([*earlier, *flags]):
+        old, new = (_flag_text(values.get(name)) for values in (earlier, flags))
+        if old != new and name not in _NOT_OF_RESULTS:
+            lines.append(f"--{name} {old} -> {new}")
+    return lines
+
+
+def _flag_text(value: object) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, list | tuple):
+        return " ".join(str(item) for item in value)
+    return str(value)
 
 
 def write_settings(folder: Path, flags: Mapping[str, object]) -> None:

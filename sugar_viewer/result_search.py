@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gaussian_splatting.formats.file_kinds import refuse_other_kinds
 from gaussian_splatting.formats.placement import MESH, SPLATS, TRANSFORM
 from gaussian_splatting.formats.ply import holds_gaussians
 from gaussian_splatting.scenes.reference_layout import CHECKPOINT_FOLDER
 from sugar_utils.errors import Notify, UserError
 
-FILES = (".ply", ".pt", ".spz", ".splat", ".obj", ".glb")
+FILES = (".ply", ".pt", ".spz", ".sog", ".splat", ".obj", ".glb")
 VANILLA = "vanilla Gaussians"
 COARSE = "coarse Gaussians"
 COARSE_MESH = "coarse mesh"
@@ -47,6 +48,7 @@ def find_results(paths: Sequence[Path], notify: Notify) -> list[FoundResult]:
         if not path.exists():
             raise UserError(f"{path}: no such file or folder; check the path of the result")
         if path.is_file():
+            refuse_other_kinds(path)
             if path.suffix.lower() not in FILES:
                 raise UserError(f"{path}: cannot be shown; pass one of {', '.join(FILES)}")
             results.append(FoundResult(_stage_of(path) or path.name, path))

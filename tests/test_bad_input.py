@@ -83,8 +83,9 @@ def crop_images(scene: Path, checkpoint: Path) -> None:
         cropped.save(path)
 
 
-def damage_an_image(scene: Path, checkpoint: Path) -> None:
-    (scene / "images" / "view_05.png").write_bytes(b"not an image")
+def damage_all_images(scene: Path, checkpoint: Path) -> None:
+    for path in (scene / "images").iterdir():
+        path.write_bytes(b"not an image")
 
 
 def remove_points(scene: Path, checkpoint: Path) -> None:
@@ -177,7 +178,7 @@ SHARED = [
     Mistake("missing scene", ("scene", "no such"), remove_scene),
     Mistake("cropped images", ("view_04.png is 64 x 48 px", "40 x 48 px"), crop_images),
     Mistake("missing images", ("2 of 10 images", "view_03.png, view_07.png"), remove_two_images),
-    Mistake("damaged image", ("cannot read the image", "view_05.png"), damage_an_image),
+    Mistake("damaged images", ("no training cameras are left",), damage_all_images),
     Mistake("file as output", ("cannot create the folder", "out"), file_instead_of_output),
     Mistake("unknown flag", ("--overwrit3", "did you mean --overwrite?"), flags=("--overwrit3", 1)),
     Mistake("stray word", ("unexpected argument 'fox'",), flags=("fox",)),

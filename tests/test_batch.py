@@ -95,6 +95,10 @@ def test_a_file_may_begin_with_the_mark_of_an_encoding(tmp_path, encoding):
         ("preset = 'slow'", "line 9: preset: invalid choice: 'slow'"),
         ("[mesh]", "line 9: unknown setting mesh"),
         ("x = ", "Invalid value (at line 9, column 5); give a TOML file"),
+        ('output_dir = "C:\\Users\\me"', '\\ begins an escape in "..."; write C:/Users/... or \''),
+        ('output_dir = "C:\\temp\\new"', "output_dir is 'C:\\temp\\new'; \\ begins an escape"),
+        ("output_dir = C:/me", "line 9, column 14); text stands in '...'"),
+        ("low_poly = True", "true and false are written small"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_one_line_with_its_place(line, message, tmp_path, capsys):

@@ -208,6 +208,12 @@ def test_workers_that_cannot_do_the_work(tmp_path):
         cluster._check_workers(_Workers(facts=("0.0", True)), tmp_path, _SILENT)
     with pytest.raises(UserError, match="does not see"):
         cluster._check_workers(_Workers(facts=(cluster.__version__, False)), tmp_path, _SILENT)
+    # What Dask makes of errors on workers.
+    lacking = Exception("ModuleNotFoundError(\"No module named 'sugar_pipeline'\")")
+    with pytest.raises(UserError, match=r"tcp://worker does not have this program; install it"):
+        cluster._check_workers(_Workers(facts=lacking), tmp_path, _SILENT)
+    with pytest.raises(UserError, match=r"cannot run this program \(no torch\); install it"):
+        cluster._check_workers(_Workers(facts=Exception("no torch")), tmp_path, _SILENT)
 
 
 def test_the_number_of_blocks_follows_from_pixels_and_memory(capture, monkeypatch):
@@ -254,13 +260,16 @@ class _AsItIs:
 class _Workers:
     """A client of a cluster with one worker."""
 
-    def __init__(self, facts: tuple[str, bool]) -> None:
+    def __init__(self, facts: tuple[str, bool] | Exception) -> None:
         self._facts = facts
 
     def wait_for_workers(self, n: int, timeout: float) -> None:
         """They are there."""
 
-    def run(self, function, plan_file: str) -> dict[str, tuple[str, bool]]:
+    def run(
+        self, function, plan_file: str, on_error: str
+    ) -> dict[str, tuple[str, bool] | Exception]:
+        assert on_error == "return"
         return {"tcp://worker": self._facts}
 
     def scheduler_info(self) -> dict[str, dict]:

@@ -125,6 +125,20 @@ def test_table_is_drawn_on_terminals_and_aligned_in_the_log(tmp_path):
     ]
 
 
+def test_a_silent_console_is_silent_in_a_notebook(monkeypatch, capsys):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    shown = []
+    monkeypatch.setattr("rich.jupyter.display", lambda *parts: shown.append(parts))
+    console = Console.silent()
+    console.headline("stage 1")
+    console.warn("w")
+    with console.progress("loop", 1, 2) as progress:
+        progress.update(2)
+    assert not console.rich.is_jupyter
+    assert not shown
+    assert capsys.readouterr().out == ""
+
+
 def test_plain_progress_prints_the_first_the_last_and_one_line_per_interval(tmp_path):
     stream, clock = io.StringIO(), Clock()
     console = Console(tmp_path / "log.txt", stream=stream, pace=Pace(10, clock))

@@ -105,11 +105,11 @@ def test_without_the_package_auto_takes_a_mesh_and_convex_says_what_to_install(
     monkeypatch.setitem(sys.modules, "coacd", None)
     target = tmp_path / "a.glb"
     assert run_cli(export.main, ball_obj, "--to", "glb", "-o", target, "--collision") == 0
-    assert "pip install coacd" in capsys.readouterr().out
+    assert "pip install '.[engines]'" in capsys.readouterr().out
     assert "a-colonly" in nodes_of(target)
     words = ("--overwrite", "True", "--collision", "convex")
     assert run_cli(export.main, ball_obj, "--to", "glb", "-o", target, *words) == 2
-    assert "pip install coacd" in capsys.readouterr().err
+    assert "pip install '.[engines]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("to", ["usdz", "usdz_both"])

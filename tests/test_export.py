@@ -403,8 +403,12 @@ def test_a_printer_gets_one_closed_body_in_millimetres(tmp_path, capsys):
     assert "is in millimetres: pass --known_distance" in capsys.readouterr().err
     # The ball has a radius of 1 unit, which is 5 cm.
     assert run_cli(export.main, *words, "--scale_factor", 0.05) == 0
-    assert "mm, closed" in capsys.readouterr().out
+    told = capsys.readouterr().out
     body = trimesh.load(tmp_path / "a.stl")
+    sides = " x ".join(f"{side:.1f}" for side in body.extents)
+    volume = body.volume / 1000
+    assert f"{len(body.faces):,} triangles, {sides} mm, closed, {volume:.3g} cm3\n" in told
+    assert "texels" not in told
     assert body.is_watertight
     assert body.volume > 0
     assert 80 < body.extents.max() < 105
@@ -443,7 +447,7 @@ def test_without_lxml_it_is_one_line(monkeypatch, inputs, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "lxml.etree", None)
     words = ("--to", "3mf", "-o", tmp_path / "a.3mf", "--scale_factor", 1)
     assert run_cli(export.main, inputs["obj"], *words) == 2
-    assert "pip install lxml" in capsys.readouterr().err
+    assert "pip install '.[print]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -475,5 +479,5 @@ def test_a_usdz_opens_in_its_own_library_upright(tmp_path):
 def test_without_usd_it_is_one_line(monkeypatch, inputs, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "pxr", None)
     assert run_cli(export.main, inputs["obj"], "--to", "usdz", "-o", tmp_path / "a.usdz") == 2
-    assert "pip install usd-core" in capsys.readouterr().err
+    assert "pip install '.[usd]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

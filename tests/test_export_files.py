@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import export
-from gaussian_splatting.formats.ply import write_gaussian_ply
+from gaussian_splatting.formats.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.formats.splat_file import ROW, write_splat
 from sugar_extractors.export import export_run
 from sugar_extractors.export.reading import read_gaussians_in_scene
@@ -91,7 +91,7 @@ def test_a_folder_is_no_file_to_write(output, inputs, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.parametrize("number", [np.inf, np.nan, 0.0, -1.0])
-def test_a_splat_file_of_impossible_sizes_is_named_and_leaves_nothing(
+def test_rows_of_impossible_sizes_are_dropped_and_a_file_of_them_is_refused(
     number, inputs, tmp_path, capsys
 ):
     source, out = tmp_path / "cloud.splat", tmp_path / "out"
@@ -99,9 +99,16 @@ def test_a_splat_file_of_impossible_sizes_is_named_and_leaves_nothing(
     rows = np.fromfile(source, ROW)
     rows["scale"][7, 1] = number
     rows.tofile(source)
+    assert run_cli(export.main, source, "--to", "ply", "-o", tmp_path / "a.ply") == 0
+    n = len(rows)
+    assert f"{source}: dropped 1 of {n} Gaussians with NaN" in capsys.readouterr().out
+    assert len(read_gaussian_ply(tmp_path / "a.ply", pytest.fail)) == n - 1
+    rows["scale"][:, 1] = number
+    rows.tofile(source)
     for to in ("gltf", "spz", "ply"):
         assert run_cli(export.main, source, "--to", to, "-o", out / "a") == 2
-        assert f"error: {source}: holds numbers that make no sense" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert f"error: {source}: holds no Gaussians: its {n} rows hold numbers" in error
     assert not out.exists() or names(out) == []
 
 

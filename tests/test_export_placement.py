@@ -23,7 +23,7 @@ from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.data.cameras import up_direction
 from gaussian_splatting.formats.fidelity import fidelity
-from gaussian_splatting.formats.packing import cloud_of
+from gaussian_splatting.formats.packing import Columns, cloud_of
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.formats.splat_file import read_splat
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
@@ -143,7 +143,8 @@ def _spz_bytes(content: bytes) -> GaussianCloud:
     rest = (harmonics.astype(float) - 128).reshape(n, 15, 3) / 128
     dc = (colors / 255 - 0.5) / 0.15
     turned = quats[:, [3, 0, 1, 2]]
-    return cloud_of(Path(), means, turned, scales / 16 - 10, alphas[:, 0] / 255, dc, rest)
+    values = Columns(means, turned, scales / 16 - 10, alphas[:, 0] / 255, dc, rest)
+    return cloud_of(Path(), values, pytest.fail)
 
 
 def plain_gltf(path: Path) -> GaussianCloud:

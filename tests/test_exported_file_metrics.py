@@ -300,6 +300,22 @@ def test_a_file_without_colours_is_refused(scene, tmp_path, capsys):
         assert "has neither a texture nor vertex colours" in line
 
 
+def test_a_material_without_a_picture_has_its_colour(tmp_path):
+    path = tmp_path / "box.obj"
+    write_textured_mesh(path, box_mesh(), glb=False)
+    material = path.with_suffix(".mtl")
+    material.write_text(material.read_text() + "\nnewmtl plain\nKd 1 0 0\n")
+    n_faces = read_exported(path).n_faces
+    path.write_text(path.read_text() + "\nusemtl plain\nf 1/1 2/2 3/3\n")
+    mesh = read_exported(path)
+    assert (mesh.face_textures < 0).sum() == 1
+    assert len(mesh.textures) == 1
+    assert mesh.n_faces == n_faces + 1
+    assert (
+        mesh.colors[mesh.faces[mesh.face_textures < 0]].reshape(-1, 3).tolist() == [[255, 0, 0]] * 3
+    )
+
+
 def test_a_mesh_that_no_view_shows_has_no_figures(scene, tmp_path, capsys):
     mesh = box_mesh()
     far = TexturedMesh(mesh.vertices + 1000, mesh.faces, mesh.uvs, mesh.texture)

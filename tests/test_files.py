@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sugar_utils import files
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, reason_of
 from sugar_utils.files import (
     atomic_path,
     check_writable,
@@ -131,6 +131,19 @@ def test_json_may_begin_with_the_mark_of_its_encoding(tmp_path, encoding, others
     mark = "" if encoding == "utf-8-sig" else "\ufeff"
     (tmp_path / "a.json").write_bytes(f'{mark}{{"a": "Größe"}}'.encode(encoding))
     assert read_json(tmp_path / "a.json", others) == {"a": "Größe"}
+
+
+def test_a_path_of_windows_in_json_is_explained(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"scene": "C:\\Users\\me"}')
+    with pytest.raises(UserError, match=r'begins an escape in "..."; write C:/... or C:\\\\\.\.\.'):
+        read_json(path)
+
+
+def test_reasons_of_errors_are_one_line_and_say_something():
+    assert reason_of(KeyError("cameras")) == "no entry 'cameras'"
+    assert reason_of(ValueError("a\n  b")) == "a b"
+    assert reason_of(EOFError()) == "EOFError"
 
 
 def test_broken_json_is_located(tmp_path):

@@ -17,6 +17,7 @@ except ModuleNotFoundError:
     import tomli as tomllib
 
 from sugar_pipeline.command_line import PROGRAMS, VERBS
+from sugar_utils.libraries import EXTRAS
 from tests.support.flag_tables import parser_for, with_tables
 from tests.support.repository import (
     FLOORS,
@@ -42,7 +43,7 @@ RUNNERS = {"sugar_pipeline.command_line", "sugar_utils.entrypoint"}
 DISTRIBUTIONS = {"PIL": "pillow", "warp": "warp-lang"}
 """Distribution of a module where the names differ."""
 
-EXTRAS = {
+BESIDE_THE_PIPELINE = {
     "sugar_maps": ("sugar_extractors/export/export_", "sugar_viewer/"),
     "sugar_pipeline/blocks": (),
     "sugar_viewer": (),
@@ -136,7 +137,7 @@ def test_the_product_imports_neither_tests_nor_scripts():
 
 def test_the_pipeline_does_without_maps_blocks_and_viewer():
     """Its own programs import each of them; all others load it where they can do without."""
-    for extra, users in EXTRAS.items():
+    for extra, users in BESIDE_THE_PIPELINE.items():
         for path in production_files():
             name = name_of(path)
             if not name.startswith((f"{extra}/", *users)):
@@ -169,6 +170,13 @@ def test_the_package_asks_for_what_the_requirements_say():
     # Extras may need the same library.
     listed = {line for extra in extras.values() for line in extra}
     assert sorted([*listed, *others]) == sorted(requirement_lines("requirements-dev.txt")[1:])
+
+
+def test_optional_packages_are_installed_by_the_extra_that_has_them():
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = package["project"]["optional-dependencies"]
+    for name, extra in EXTRAS.items():
+        assert any(re.match(rf"{re.escape(name)}[~><=]", line) for line in extras[extra]), name
 
 
 def test_requirements_include_each_other():

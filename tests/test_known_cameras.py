@@ -20,7 +20,18 @@ from sugar_capture.known_cameras import find_cameras, read_cameras, the_cameras
 from sugar_capture.photographs import described_photographs
 from sugar_capture.scene_folder import needs_cameras
 from sugar_utils.errors import UserError
-from tests.support.camera_files import CENTERS, POSES, F, H, N, W, metashape, photographs, polycam
+from tests.support.camera_files import (
+    CENTERS,
+    POSES,
+    F,
+    H,
+    N,
+    W,
+    metashape,
+    photographs,
+    polycam,
+    record3d,
+)
 from tests.support.command_words import parse
 from tests.support.heard_console import Heard
 from tests.support.photographed_room import FOCAL, HEIGHT, WIDTH, camera_poses, write_photographs
@@ -231,6 +242,18 @@ def test_captures_of_phones_are_scenes(tmp_path):
     assert not needs_cameras(record)
     (record / "metadata.json").write_text("{}")
     assert scene_folder.find_source(record).folder == record / "rgb"
+
+
+def test_an_unpacked_r3d_of_record3d_is_a_scene(tmp_path):
+    write_photographs(tmp_path / "rgbd", N, name="{}.jpg")
+    (tmp_path / "rgbd" / "0.depth").write_bytes(b"x")
+    assert not needs_cameras(tmp_path)
+    (tmp_path / "metadata").write_text(json.dumps(record3d(), default=float))
+    assert needs_cameras(tmp_path)
+    source = scene_folder.find_source(tmp_path)
+    assert source.folder == tmp_path / "rgbd"
+    (cameras,) = find_cameras(None, source.folder, source.root)
+    assert cameras.name == f"Record3D: {tmp_path / 'metadata'}"
 
 
 @pytest.mark.slow

@@ -218,5 +218,5 @@ def test_orthophotos_that_cannot_be_are_refused(inputs, box, gcp, tmp_path, caps
     assert "shows one result, not 2" in refused(box, box, "--ortho", "down")
     assert "choose 0.00" in refused(box, "--ortho", "down", "--ortho_pixel", "1e-9")
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    assert "pip install tifffile" in refused(box, "--ortho", "down")
+    assert "pip install '.[geo]'" in refused(box, "--ortho", "down")
     assert not list(tmp_path.iterdir())

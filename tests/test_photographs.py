@@ -7,11 +7,12 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pycolmap
 import pytest
-from PIL import Image, ImageFilter
+from PIL import Image, ImageFilter, PngImagePlugin
 
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.image_checks import sharpness
@@ -148,7 +149,7 @@ def test_heic_is_read_or_the_package_is_named(tmp_path, monkeypatch):
     difference = np.asarray(read_upright(found.path)).astype(int) - pixels
     assert np.abs(difference).mean() < 12
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    with pytest.raises(UserError, match="pip install pillow-heif"):
+    with pytest.raises(UserError, match=r"pip install '\.\[heic\]' in a clone"):
         described_photographs(tmp_path, True)
 
 
@@ -206,3 +207,65 @@ def test_flat_copies_keep_transparency(tmp_path, suffix):
             alpha = np.asarray(flat)[..., 3]
         assert alpha[4:-4, 4:12].max() < 30
         assert alpha[4:-4, 20:-4].min() > 170
+
+
+def test_a_photograph_of_200_megapixels_is_read(tmp_path):
+    path = tmp_path / "a.png"
+    Image.new("1", (16384, 12288)).save(path)
+    (found,) = described_photographs(tmp_path, True)
+    assert (found.width, found.height) == (16384, 12288)
+
+
+def test_a_photograph_with_long_texts_is_read(tmp_path):
+    texts = PngImagePlugin.PngInfo()
+    texts.add_itxt("history", "x" * (3 << 20), zip=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png", pnginfo=texts)
+    (found,) = described_photographs(tmp_path, True)
+    assert read_upright(found.path).size == (8, 8)
+
+
+def test_damaged_exif_data_leave_the_pixels(tmp_path):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\0\0no TIFF header")
+    (found,) = described_photographs(tmp_path, True)
+    assert (found.width, found.height, found.focal) == (8, 6, None)
+    assert read_upright(found.path).size == (8, 6)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "it is HEIC: name it .heic"),
+        (b"<!DOCTYPE html>", "it is a web page: download the image again"),
+        (
+            b"version https://git-lfs.github.com/spec/v1",
+            "it is a pointer of Git LFS: run git lfs pull",
+        ),
+        (b"no image", "replace the file"),
+    ],
+)
+def test_files_that_are_no_images_are_told_apart(tmp_path, content, message):
+    (tmp_path / "a.jpg").write_bytes(content)
+    with pytest.raises(UserError, match=f"cannot read the image .*a.jpg: .*; {message}"):
+        read_upright(tmp_path / "a.jpg")
+
+
+def test_too_little_memory_is_not_a_damaged_file(tmp_path, monkeypatch):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image.Image, "convert", Mock(side_effect=MemoryError))
+    with pytest.raises(UserError, match="not enough memory; close other programs"):
+        read_upright(tmp_path / "a.png")
+
+
+def test_damaged_photographs_are_left_out_and_named_in_one_line(tmp_path):
+    for number in range(4):
+        Image.effect_noise((64, 48), 50).save(tmp_path / f"{number}.jpg")
+    content = (tmp_path / "1.jpg").read_bytes()
+    (tmp_path / "1.jpg").write_bytes(content[: len(content) // 2])
+    (tmp_path / "3.jpg").write_bytes(b"")
+    lines: list[str] = []
+    found = described_photographs(tmp_path, True, lines.append)
+    assert [photograph.name for photograph in found] == ["0.jpg", "2.jpg"]
+    (line,) = lines
+    assert line.startswith("left out 2 of 4 photographs that cannot be read: 1.jpg (")
+    assert "truncated" in line
+    assert "3.jpg (" in line

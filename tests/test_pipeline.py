@@ -265,7 +265,7 @@ def test_the_full_pipeline_runs_in_folders_with_spaces_and_brackets(tmp_path):
 
 
 def test_a_run_writes_the_settings_that_repeat_it(run, capsys):
-    (file,) = run.rglob("settings.toml")
+    (file,) = (run / "refined").rglob("settings.toml")
     assert file.parent.parent.parent == run / "refined"
     before = state_of(run)
     assert run_cli(train.main, "--config", file) == 0

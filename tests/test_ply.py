@@ -108,7 +108,7 @@ def test_lower_degrees_are_padded_with_zeros(tmp_path, degree):
     assert not read.sh_rest[:, n_bands:].any()
 
 
-def test_bad_rows_are_dropped_and_zero_quaternions_mended(tmp_path):
+def test_bad_rows_and_rows_without_a_rotation_are_dropped(tmp_path):
     cloud = random_cloud()
     cloud.quats[2] = 0
     cloud.means[3, 1] = float("nan")
@@ -116,10 +116,10 @@ def test_bad_rows_are_dropped_and_zero_quaternions_mended(tmp_path):
     write_gaussian_ply(tmp_path / "a.ply", cloud)
     messages = []
     read = read_gaussian_ply(tmp_path / "a.ply", messages.append)
-    assert len(messages) == 1
-    assert "dropped 2 of 7" in messages[0]
-    assert torch.equal(read.means, cloud.means[[0, 1, 2, 4, 6]])
-    assert read.quats[2].tolist() == [1, 0, 0, 0]
+    assert len(messages) == 2
+    assert "dropped 1 of 7 Gaussians without a rotation" in messages[0]
+    assert "dropped 2 of 7" in messages[1]
+    assert torch.equal(read.means, cloud.means[[0, 1, 4, 6]])
 
 
 def test_sizes_beyond_float32_are_dropped(tmp_path):

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import trimesh
 from scipy.spatial.transform import Rotation
 
-from sugar_extractors.export.printable_meshes import BASE_THICKNESS, closed_body
+from sugar_extractors.export.printable_meshes import BASE_THICKNESS, closed_body, write_printable
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 
@@ -74,3 +76,46 @@ def test_a_small_hole_below_is_covered_without_a_base():
     mesh = cap(-19.5, 0)
     assert solid(mesh).is_watertight
     np.testing.assert_allclose(growth(mesh), 0, atol=1e-9)
+
+
+def damaged_ball() -> TriangleMesh:
+    """A ball with faces inside out, a hole, flaps at a vertex and at an edge, and a loose piece."""
+    ball = trimesh.creation.icosphere(subdivisions=3, radius=20.0)
+    faces = np.asarray(ball.faces).copy()
+    faces[100:112] = faces[100:112, ::-1]
+    faces = np.delete(faces, [300, 301, 302], axis=0)
+    n = len(ball.vertices)
+    more = np.array([[0, 0, 40], [3, 0, 40], [0, 3, 40], [30, 30, 0], [33, 30, 0], [30, 33, 0]])
+    tip = int(ball.vertices[:, 2].argmax())
+    flaps = [[tip, n, n + 1], [tip, n + 1, n + 2], [faces[0, 0], faces[0, 1], n + 2]]
+    loose = [[n + 3, n + 4, n + 5]]
+    vertices = np.concatenate([ball.vertices, more])
+    faces = np.concatenate([faces, flaps, loose])
+    return TriangleMesh(vertices, faces, np.zeros((len(vertices), 3), np.uint8))
+
+
+@pytest.mark.parametrize("inwards", [False, True])
+def test_a_body_is_one_part_whose_faces_look_outwards(inwards):
+    mesh = damaged_ball()
+    if inwards:
+        mesh = replace(mesh, faces=mesh.faces[:, ::-1].copy())
+    body = solid(mesh)
+    assert body.is_watertight
+    assert body.is_winding_consistent
+    assert len(body.split(only_watertight=False)) == 1
+    ball = trimesh.creation.icosphere(subdivisions=3, radius=20.0)
+    assert body.volume == pytest.approx(ball.volume, rel=0.01)
+    np.testing.assert_allclose(body.extents, 40, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["stl", "3mf"])
+def test_the_written_file_is_what_is_returned(tmp_path, kind):
+    if kind == "3mf":
+        pytest.importorskip("lxml")
+    path = tmp_path / f"a.{kind}"
+    written = write_printable(path, closed_body(damaged_ball()), kind)
+    again = trimesh.load_mesh(path)
+    assert len(again.faces) == written.n_faces
+    assert again.is_watertight
+    assert triangle_mesh.open_edge_share(written) == 0
+    assert triangle_mesh.signed_volume(written) == pytest.approx(again.volume)

@@ -73,7 +73,7 @@ def test_another_mesh_in_the_same_folder_is_refused(monkeypatch, inputs, tmp_pat
     assert refine(monkeypatch, inputs, tmp_path) == 0
     assert refine(monkeypatch, inputs, tmp_path, "-n", 0.1, "-v", 2000) == 2
     error = capsys.readouterr().err
-    assert "n_vertices_in_fg: 1000 → 2000" in error
+    assert "--n_vertices_in_fg 1000 -> 2000" in error
     assert "--overwrite True" in error
 
 

@@ -135,6 +135,8 @@ def evidence(n: int = 20, missing: tuple[int, ...] = (), **changes) -> Evidence:
 def test_the_verdict_follows_from_the_evidence():
     fine = registration_of(evidence())
     assert (fine.word, fine.left_out, fine.advice) == ("fine", [], [])
+    assert registration_of(evidence(n=5)).word == "usable"
+    assert registration_of(evidence(warnings=1)).word == "usable"
     usable = registration_of(evidence(missing=(5, 6, 12)))
     assert usable.word == "usable"
     assert usable.advice == ["add photographs between 04 and 07 and between 11 and 13"]

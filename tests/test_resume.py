@@ -314,8 +314,8 @@ def test_other_settings_are_listed_and_refused(kind, straight, capsys):
         code,
         capsys.readouterr().err,
         str(straight / kind.folder),
-        "seed: 0 → 5",
-        "white_background: False → True",
+        "--random_seed unset -> 5",
+        "--white_background unset -> True",
         kind.output_flag,
         "--overwrite True",
     )
@@ -390,7 +390,7 @@ def test_density_and_dn_consistency_do_not_replace_each_other(scene, checkpoint,
     assert_refused(
         code,
         capsys.readouterr().err,
-        "regularization_type: density → dn_consistency",
+        "--regularization_type density -> dn_consistency",
         "--output_dir",
         "--overwrite True",
     )

@@ -12,6 +12,7 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import camera_extent
 from gaussian_splatting.data.images import ImageStore
+from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.scenes.reference_layout import (
     ReferenceCheckpoint,
     load_reference_checkpoint,
@@ -120,6 +121,7 @@ def test_missing_images_and_folders_are_reported_before_training(scene_root, tmp
     with pytest.raises(UserError, match="no such scene folder"):
         load_scene(tmp_path / "absent", size_rule=FULL)
     (tmp_path / "empty").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "empty" / "a.png")
     with pytest.raises(UserError, match=r"looked for .*sparse/0.*transforms_train\.json"):
         load_scene(tmp_path / "empty", size_rule=FULL)
 
@@ -224,6 +226,39 @@ def test_a_damaged_model_does_not_stop_a_checkpoint_with_cameras(scene_root, tmp
     )
     assert names_of(again.train_cameras) == names_of(scene.train_cameras)
     assert "points3D.bin" in messages[0]
+
+
+def test_an_empty_folder_is_told_to_have_no_photographs(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(UserError, match=r"no photographs in it; put them, .*input") as caught:
+        load_scene(tmp_path, size_rule=FULL)
+    assert "sparse" not in str(caught.value)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"looked for a COLMAP model in sparse/0"):
+        load_scene(tmp_path, size_rule=FULL)
+
+
+DISTORTED = ("OPENCV", 40, 30, [35.0, 36.0, 18.0, 16.5, -0.1, 0.02, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("lens", [PINHOLE, DISTORTED], ids=["pinhole", "distorted"])
+@pytest.mark.parametrize("keep", [(), ("all",)], ids=["checked", "kept"])
+def test_damaged_images_are_left_out_and_named(tmp_path, lens, keep):
+    make_scene(tmp_path, dict.fromkeys(NAMES, lens))
+    content = (tmp_path / "images" / NAMES[1]).read_bytes()
+    (tmp_path / "images" / NAMES[1]).write_bytes(content[: len(content) // 2])
+    (tmp_path / "images" / NAMES[2]).write_bytes(b"")
+    messages = []
+    scene = load_scene(
+        tmp_path, size_rule=FULL, view_options=ViewOptions(keep_views=keep), notify=messages.append
+    )
+    assert scene.dropped_views.keys() >= {NAMES[1], NAMES[2]}
+    remaining = {*names_of(scene.train_cameras), *names_of(scene.test_cameras)}
+    assert remaining.isdisjoint(NAMES[1:3])
+    (line,) = [message for message in messages if "cannot be read" in message]
+    assert f"left out 2 of {len(NAMES)} photographs" in line
+    assert NAMES[1] in line
+    assert NAMES[2] in line
 
 
 def test_of_equal_names_the_last_counts(scene_root, tmp_path):

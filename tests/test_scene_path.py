@@ -55,6 +55,13 @@ def test_a_zip_file_is_unpacked_once_beside_it(tmp_path, top):
     assert said[1:] == [f"{archive}: unpacked before, in {folder}"]
 
 
+def test_an_r3d_of_record3d_is_a_zip_file(tmp_path):
+    files = {"metadata": b"{}", "rgbd/0.jpg": b"1", "rgbd/0.depth": b"2"}
+    archive = write_zip(tmp_path / "scan.r3d", files)
+    check_scene_path(archive)
+    assert contents(scene_path.scene_folder(archive, [], print)) == files
+
+
 def test_folders_of_a_scene_stay(tmp_path):
     archive = write_zip(tmp_path / "scan.zip", {"images/a.jpg": b"1", "images/b.jpg": b"2"})
     assert sorted(contents(unpacked(archive, [], print))) == ["images/a.jpg", "images/b.jpg"]

@@ -13,14 +13,16 @@ from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texturing import TextureOptions
 from sugar_pipeline.pipeline.pipeline_flags import full_parser, train_parser
 from sugar_trainers.stage_config import CoarseConfig, RefineConfig
-from sugar_utils.errors import UserError
+from sugar_utils.errors import OtherSettings, UserError
 from sugar_utils.flags import TASKS, HelpFormatter, Parser, positive_int
 from sugar_utils.settings import (
     add_flags,
+    changed_flags,
     flag,
     flags_of,
     from_args,
     without_flags,
+    write_settings,
 )
 from tests.support.flag_tables import flag_rows
 
@@ -135,3 +137,25 @@ def test_every_flag_of_the_program_has_a_help_text_and_a_heading():
         for one in flags_of(settings):
             assert one.help, one.name
             assert one.group, one.name
+
+
+def test_changed_flags_are_named_as_they_are_typed(tmp_path):
+    assert changed_flags(tmp_path, {"seed": 1}) == []
+    write_settings(tmp_path, {"schedule_scale": 0.05, "bbox": (0, 1), "force": True, "seed": 3})
+    flags = {"schedule_scale": 0.06, "bbox": (0, 1), "preset": "fast", "overwrite": True}
+    assert changed_flags(tmp_path, flags) == [
+        "--schedule_scale 0.05 -> 0.06",
+        "--seed 3 -> unset",
+        "--preset unset -> fast",
+    ]
+
+
+def test_an_error_names_flags_in_place_of_settings_but_keeps_inputs():
+    differences = ["a.b: 1 → 2", "photographs: x.jpg changed"]
+    message = f"run ({'; '.join(differences)}); choose another -m"
+    error = OtherSettings(message, Path("run"), differences, "-m")
+    named = error.in_flags(["--a 1 -> 2"], "--output_dir")
+    assert str(named) == (
+        "run (--a 1 -> 2; photographs: x.jpg changed); choose another --output_dir"
+    )
+    assert str(error.in_flags([])) == message

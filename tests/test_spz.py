@@ -16,7 +16,7 @@ from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.formats.spz import AXES, read_spz, write_spz
 from sugar_extractors.export.export_run import ExportOptions, export
-from sugar_extractors.export.reading import read_gaussians_in_scene
+from sugar_extractors.export.reading import open_gaussians
 from sugar_extractors.placing import PlacementOptions
 from sugar_utils.errors import UserError
 from tests.support.gaussian_files import record, with_records
@@ -96,7 +96,7 @@ def exported(cloud: GaussianCloud, folder, **options) -> tuple[GaussianCloud, li
     console = Heard()
     chosen = ExportOptions(folder / "in.ply", "spz", folder / "out.spz", **options)
     export(chosen, console)
-    return read_gaussians_in_scene(folder / "out.spz", pytest.fail), console.lines
+    return open_gaussians(folder / "out.spz", pytest.fail)[0], console.lines
 
 
 def test_a_small_scene_is_refused_with_the_scale_that_it_needs(tmp_path):

@@ -138,9 +138,75 @@ def test_faces_may_have_normals(tmp_path, space):
     assert torch.equal(mesh.uvs, expected.uvs)
 
 
-def test_pictures_of_several_materials_that_repeat_are_refused(tmp_path):
-    with pytest.raises(UserError, match="mesh.obj: has several materials, and faces that repeat"):
-        read_textured_mesh(write_materials(tmp_path, "vt 0 0\nvt 3 0\nvt 0.5 1\n"))
+@pytest.mark.parametrize("n_materials", [1, 3])
+def test_pictures_that_repeat_are_refused(tmp_path, n_materials):
+    path = write_materials(tmp_path, "vt 0 0\nvt 3 0\nvt 0.5 1\n")
+    if n_materials == 1:
+        path.write_text(
+            path.read_text().replace("usemtl first one", "usemtl b").split("usemtl c")[0]
+        )
+    with pytest.raises(UserError, match="mesh.obj: has faces that repeat their pictures; bake"):
+        read_textured_mesh(path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("map_Kd ", "map_kd "),
+        ("map_Kd ", "\tmap_Kd\t"),
+        ("map_Kd ", "map_Kd -clamp on -s 1 1 1 -bm 0.5 "),
+    ],
+)
+def test_other_spellings_of_materials_are_read(tmp_path, before, after):
+    path = write_materials(tmp_path)
+    expected = read_textured_mesh(path)
+    file = tmp_path / "all.mtl"
+    file.write_text(file.read_text().replace(before, after))
+    assert torch.equal(read_textured_mesh(path).texture, expected.texture)
+
+
+def test_pictures_that_a_material_scales_are_refused(tmp_path):
+    path = write_materials(tmp_path)
+    file = tmp_path / "all.mtl"
+    file.write_text(file.read_text().replace("map_Kd ", "map_Kd -s 2 2 1 "))
+    with pytest.raises(UserError, match=r"moves or repeats its picture by -s 2 2 1"):
+        read_textured_mesh(path)
+
+
+@pytest.mark.parametrize("line", ["mtllib all.mtl rest.mtl", "mtllib all.mtl\nmtllib rest.mtl"])
+def test_materials_may_be_in_several_files(tmp_path, line):
+    path = write_materials(tmp_path)
+    expected = read_textured_mesh(path)
+    file = tmp_path / "all.mtl"
+    first, rest = file.read_text().split("newmtl b")
+    file.write_text(first)
+    (tmp_path / "rest.mtl").write_text("newmtl b" + rest)
+    path.write_text(path.read_text().replace("mtllib all.mtl", line))
+    assert torch.equal(read_textured_mesh(path).texture, expected.texture)
+
+
+@pytest.mark.parametrize(
+    ("face", "reason"),
+    [
+        ("f 1 2 3", "face 4 has no texture coordinates"),
+        ("f 1//1 2//1 3//1", "face 4 has no texture coordinates"),
+        ("f 1/1 2/2 3/3 4/1", "face 4 has 4 corners"),
+        ("f -1/1 -2/2 -3/3", "face 4 counts rows from the end"),
+    ],
+)
+def test_faces_of_other_kinds_are_named(tmp_path, face, reason):
+    path = write_materials(tmp_path)
+    path.write_text(path.read_text() + face + "\n")
+    with pytest.raises(UserError, match=reason):
+        read_textured_mesh(path)
+
+
+def test_a_mesh_without_texture_coordinates_is_named(tmp_path):
+    path = write_materials(tmp_path)
+    text = path.read_text()
+    path.write_text(text.replace("/1", "").replace("/2", "").replace("/3", ""))
+    with pytest.raises(UserError, match="face 1 has no texture coordinates"):
+        read_textured_mesh(path)
 
 
 def test_pictures_that_are_too_large_together_become_smaller(tmp_path, monkeypatch):

@@ -226,15 +226,25 @@ def test_photographs_that_go_missing_are_one_line_and_leave_the_earlier_mesh(tmp
     assert texture(inputs, tmp_path / "out") == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     lost = scene.root / "images" / scene.cameras[3].name
-    for damage in (lambda: lost.write_bytes(lost.read_bytes()[:200]), lost.unlink):
-        damage()
-        capsys.readouterr()
-        words = ("--texture_source", "photos", "--overwrite", "True")
-        assert texture(inputs, tmp_path / "out", *words) == 2
-        error = capsys.readouterr().err
-        assert lost.name in error
-        assert error.count("\n") == 1
-        assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
+    lost.unlink()
+    capsys.readouterr()
+    words = ("--texture_source", "photos", "--overwrite", "True")
+    assert texture(inputs, tmp_path / "out", *words) == 2
+    error = capsys.readouterr().err
+    assert lost.name in error
+    assert error.count("\n") == 1
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_damaged_photograph_is_left_out_of_a_texture(tmp_path, capsys):
+    scene = make_tiny_scene(tmp_path / "scene")
+    shared = ["-s", scene.root, "-c", make_tiny_checkpoint(tmp_path / "vanilla", scene)]
+    inputs = (scene, shared, save_model(tmp_path, refined_state()))
+    damaged = scene.root / "images" / scene.cameras[3].name
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    assert texture(inputs, tmp_path / "out", "--texture_source", "photos") == 0
+    told = capsys.readouterr().out
+    assert f"photographs that cannot be read: {damaged.name}" in told
 
 
 def test_the_size_follows_from_the_photographs_up_to_a_limit(inputs, tmp_path):

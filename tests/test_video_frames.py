@@ -112,6 +112,18 @@ def test_frames_are_turned_as_the_phone_was_held(pictures, tmp_path):
     assert np.abs(back - pictures[0]).mean() < 8
 
 
+def test_a_video_that_a_phone_trimmed_is_not_damaged(pictures, tmp_path):
+    video = write_video(tmp_path / "trimmed.mp4", pictures, repeat=4)
+    data = bytearray(video.read_bytes())
+    # Durations in the header of the film, of its track, and in the list of edits.
+    for name, offset in ((b"mvhd", 20), (b"tkhd", 24), (b"elst", 12)):
+        place = data.index(name) + offset
+        (duration,) = struct.unpack_from(">I", data, place)
+        struct.pack_into(">I", data, place, duration // 2)
+    video.write_bytes(data)
+    assert extract_frames(video, tmp_path / "input", 4, quiet).of == 16
+
+
 def test_choosing_from_nothing_is_nothing():
     assert choose_frames(iter(()), 5, "").frames == []
 

@@ -24,7 +24,7 @@ from gaussian_splatting.formats.sog import write_sog
 from gaussian_splatting.formats.splat_file import write_splat
 from gaussian_splatting.formats.spz import AXES, write_spz
 from sugar_extractors.export.gltf_gaussians import write_gltf_gaussians
-from sugar_extractors.export.reading import has_gaussians, read_any_gaussians
+from sugar_extractors.export.reading import has_gaussians, read_gaussians_in_scene
 from sugar_extractors.export.usd.gaussians import write_usd_gaussians
 from sugar_utils.errors import Notify, UserError
 from tests.support.gaussian_files import record, with_records, write_compressed
@@ -108,7 +108,7 @@ def read_format(name: str) -> Callable[[Path, Notify], Facts]:
             return facts_of_cloud(read_gaussian_ply(path, notify, offset), offset)
         if not has_gaussians(path):
             raise UserError(f"{path}: holds no Gaussians; choose another file")
-        return facts_of_cloud(read_any_gaussians(path, notify), offset)
+        return facts_of_cloud(read_gaussians_in_scene(path, notify), offset)
 
     return read
 

@@ -40,7 +40,7 @@ from gaussian_splatting.data.names import (
 from gaussian_splatting.data.observations import CaptureModel, Observations, ViewFit
 from gaussian_splatting.data.world_offset import describe_offset, world_offset
 from sugar_utils import files as storage
-from sugar_utils.errors import Notify, UserError, explained
+from sugar_utils.errors import Notify, UserError, explained, reason_of
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.schemas import FAR
 
@@ -417,9 +417,13 @@ def _undistort_view(camera: Camera, lens: pycolmap.Camera, cache: Path) -> Camer
     file_text = f"{_CACHE_VERSION} {camera.name} {storage.file_digest(source)}"
     file_key = hashlib.blake2b(os.fsencode(file_text), digest_size=8).hexdigest()
     target = cache / f"{lens_key}/{source.stem}-{file_key}.png"
-    file_lens = _lens_of_file(source, lens, camera.name)
-    if not target.is_file():
-        _undistort_file(source, file_lens, target)
+    try:
+        file_lens = _lens_of_file(source, lens, camera.name)
+        if not target.is_file():
+            _undistort_file(source, file_lens, target)
+    except pictures.UnreadableImage:
+        # It has no copy, and is left out where the views are checked.
+        return camera
     # The copy of an image that was reduced has rounded sides of its own.
     numbers = _pinhole_numbers(pictures.undistorted_camera(file_lens))
     return replace(camera, **numbers, image_path=target, source_path=source, lens=lens_text)
@@ -488,7 +492,7 @@ def write_model(model: pycolmap.Reconstruction, folder: Path) -> None:
             check_binary(folder / f"{part}.bin", part)
     # pycolmap raises what its C++ threw, and does not report a full disk at all.
     except (OSError, RuntimeError, ValueError, UserError) as error:
-        cause = " ".join(str(error).split())
+        cause = reason_of(error)
         if isinstance(error, UserError):
             cause = "a file was cut off"
         raise UserError(

@@ -19,7 +19,11 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.image_checks import inconsistent_images, wrong_shapes
-from gaussian_splatting.data.images import fit_to_file
+from gaussian_splatting.data.images import (
+    describe_unreadable,
+    fit_to_file,
+    unreadable_images,
+)
 from gaussian_splatting.data.mask_agreement import MaskAgreement, mask_agreement
 from gaussian_splatting.data.masks import (
     FOUND,
@@ -89,10 +93,15 @@ def checked_views(
         earlier: Its views are left out, and no others are looked for.
     """
     check_view_names(options.keep_views, [camera.name for camera in cameras])
+    unreadable = _unreadable_views(cameras)
+    known = earlier.dropped or {}
+    if unreadable.keys() - known.keys():
+        notify(describe_unreadable(unreadable, len(cameras)))
+    readable = [camera for camera in cameras if camera.name not in unreadable]
     if options.keeps_all:
-        fitted = [fit_to_file(camera) for camera in cameras]
-        return CheckedViews(with_masks(fitted, root, masks, notify))
-    unusable = wrong_shapes(cameras)
+        fitted = [fit_to_file(camera) for camera in readable]
+        return CheckedViews(with_masks(fitted, root, masks, notify), unreadable)
+    unusable = {**wrong_shapes(readable), **unreadable}
     fitted = [fit_to_file(camera) for camera in cameras if camera.name not in unusable]
     masked = with_masks(fitted, root, masks, notify)
     if earlier.object_masks is not None:
@@ -111,13 +120,24 @@ def checked_views(
     weighted, contradictions = _compare_masks(masked, reasons, source.points, notify)
     reasons = {**contradictions, **reasons}
     dropped = _dropped(cameras, reasons, unusable, options)
-    if dropped:
-        entries = [f"{name} ({reason})" for name, reason in dropped.items()]
+    entries = [f"{name} ({why})" for name, why in dropped.items() if name not in unreadable]
+    if entries:
         notify(
             f"left out {len(entries)} of {len(cameras)} views that contradict the rest: "
             f"{shortened(entries, 5)}; --keep_views NAME, or all, keeps them"
         )
     return CheckedViews(weighted, dropped, findings.exposure_spread, findings.exposure_noise)
+
+
+def _unreadable_views(cameras: Sequence[Camera]) -> dict[str, str]:
+    """Return the views whose image file cannot be decoded, with the reason of each."""
+    paths = [camera.image_path for camera in cameras if camera.image_path is not None]
+    reasons = unreadable_images(paths)
+    return {
+        camera.name: f"the image cannot be read: {reasons[camera.image_path]}"
+        for camera in cameras
+        if camera.image_path in reasons
+    }
 
 
 def _dropped(

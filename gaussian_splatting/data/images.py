@@ -7,22 +7,24 @@ Images stay 8-bit until the device needs them; the next one is decoded on a back
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, ViewMask
+from gaussian_splatting.data.color_spaces import srgb_of
 from gaussian_splatting.data.mask_levels import (
     COUNTS,
     MaskLevels,
@@ -31,8 +33,8 @@ from gaussian_splatting.data.mask_levels import (
     levels_of,
 )
 from sugar_utils.device import held_bytes, pinned
-from sugar_utils.errors import UserError, explained
-from sugar_utils.files import require_regular_file
+from sugar_utils.errors import UserError, reason_of, shortened
+from sugar_utils.files import in_parallel, require_regular_file
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes, trim_heap
 
@@ -42,11 +44,23 @@ if TYPE_CHECKING:
 OUTLINE = (255, 0, 200)
 IMAGE_ERRORS = (
     *(OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError),
-    *(ArithmeticError, RuntimeError, MemoryError, struct.error, zlib.error),
-    Image.DecompressionBombError,
+    *(ArithmeticError, RuntimeError, struct.error, zlib.error, Image.DecompressionBombError),
 )
 """Exceptions that Pillow and its plugins raise for damaged files."""
 
+_HEAD_BYTES = 32
+_OTHER_KINDS = (
+    (
+        (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc"),
+        "it is HEIC: name it .heic",
+    ),
+    ((b"JXL ",), "it is JPEG XL: export it as JPEG"),
+    ((b"<html", b"<!DOCTYPE"), "it is a web page: download the image again"),
+    ((b"git-lfs",), "it is a pointer of Git LFS: run git lfs pull"),
+)
+"""First bytes of files that are no images that Pillow reads, and what to do with them."""
+
+_KEPT_REASONS = 1 << 14
 _ROWS = 64
 _TWO_FOCALS = {
     "SIMPLE_PINHOLE": ("PINHOLE", 4),
@@ -59,6 +73,14 @@ _TWO_FOCALS = {
 
 _TRIM_BYTES = 1 << 28  # decoded between two trims: images that are dropped leave gaps in the heap
 _FALLBACK_BUDGET = 2 << 30  # bytes, where the free memory is unknown
+
+
+class UnreadableImage(UserError):
+    """An image file that cannot be decoded; ``reason`` says why."""
+
+    def __init__(self, path: Path, reason: str, advice: str) -> None:
+        super().__init__(f"cannot read the image {path}: {reason}; {advice}")
+        self.reason = reason
 
 
 def composited(photograph: Tensor, color: Tensor) -> Tensor:
@@ -113,21 +135,98 @@ def image_size(path: Path) -> tuple[int, int]:
 def open_image(path: Path) -> Iterator[Image.Image]:
     """Open an image file; errors while it is read become a ``UserError``."""
     require_regular_file(path, missing_ok=True)
-    with (
-        explained(f"cannot read the image {path}:", "replace the file", *IMAGE_ERRORS),
-        Image.open(path) as image,
-    ):
-        yield image
+    try:
+        with Image.open(path) as image:
+            yield image
+    except MemoryError as error:
+        raise UserError(
+            f"cannot read the image {path}: not enough memory; close other programs, or make the "
+            "image smaller"
+        ) from error
+    except IMAGE_ERRORS as error:
+        raise UnreadableImage(path, reason_of(error), _advice(path, error)) from error
+
+
+def unreadable_images(paths: Iterable[Path]) -> dict[Path, str]:
+    """Return the image files that cannot be decoded, with the reason of each.
+
+    All are decoded, JPEG files at an eighth of their size; a file that has not changed only once.
+    """
+    paths = list(paths)
+    reasons = in_parallel(_reason_unreadable, paths)
+    return {path: reason for path, reason in zip(paths, reasons, strict=True) if reason}
+
+
+def describe_unreadable(reasons: Mapping[str, str], n_images: int) -> str:
+    """Return the line about images that are left out because they cannot be decoded.
+
+    Args:
+        reasons: By name.
+        n_images: Of all images.
+    """
+    entries = [f"{name} ({reason})" for name, reason in reasons.items()]
+    return (
+        f"left out {len(entries)} of {n_images} photographs that cannot be read: "
+        f"{shortened(entries, 5)}; copy them again to use them"
+    )
+
+
+def _reason_unreadable(path: Path) -> str:
+    """Return why a file cannot be decoded; empty if it can."""
+    status = require_regular_file(path).stat()
+    return _reason_at(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=_KEPT_REASONS)
+def _reason_at(path: Path, *state: int) -> str:
+    try:
+        with open_image(path) as image:
+            image.draft(None, (1, 1))
+            image.load()
+    except UnreadableImage as error:
+        return error.reason
+    return ""
+
+
+def _advice(path: Path, error: Exception) -> str:
+    """Return how to fix an image that cannot be read; many are sound files of another kind."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return "check the path and the permissions"
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+        for marks, advice in _OTHER_KINDS:
+            if any(mark in head for mark in marks):
+                return advice
+    return "replace the file"
+
+
+def exif_of(image: Image.Image) -> Image.Exif:
+    """Return the EXIF data of an image; empty where they are damaged, which its pixels are not."""
+    with contextlib.suppress(*IMAGE_ERRORS):
+        exif = image.getexif()
+        for directory in (ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo):
+            exif.get_ifd(directory)
+        return exif
+    return Image.Exif()
 
 
 def colors_of(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode and depth to 8-bit RGB, or RGBA if it has transparency."""
+    """Convert an opened image to 8-bit sRGB, or RGBA if it has transparency.
+
+    Modes, depths and colours of all kinds are converted, see :func:`srgb_of`.
+    """
     if image.mode == "F" or image.mode.startswith("I"):
         values = np.asarray(image).astype(np.float64)
         # Floats are 0 to 1, integers have 16 bits.
         values = values * 255 if image.mode == "F" else values / 257
         image = Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
-    return image.convert("RGBA" if has_alpha(image) else "RGB")
+    mode = "RGBA" if has_alpha(image) else "RGB"
+    converted = srgb_of(image)
+    if converted is None:
+        return image.convert(mode)
+    if mode == "RGBA":
+        converted.putalpha(image.convert(mode).getchannel("A"))
+    return converted
 
 
 def has_alpha(image: Image.Image) -> bool:

@@ -20,7 +20,10 @@ from typing import Any, Generic, TypeVar
 
 from sugar_utils.errors import UserError
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif")
+IMAGE_SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".jp2", ".gif"),
+    *(".avif", ".mpo"),
+)
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 PHOTOGRAPH_SUFFIXES = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES)
 """Of files as cameras write them, which convert reads."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from gaussian_splatting.engine.state_schema import PayloadCheck
 from gaussian_splatting.optim.adam import MOMENTS
 from sugar_utils import files
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.memory import out_of_memory
 from sugar_utils.schemas import MAX_DEPTH, Count, is_deeper
 
@@ -235,7 +235,7 @@ class _ErrorKeeper(io.RawIOBase):
 
 
 def _damaged(path: Path, error: BaseException) -> UserError:
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = reason_of(error)
     return UserError(f"{path}: the checkpoint is damaged ({reason}); use an earlier one")
 
 
@@ -248,8 +248,7 @@ def _verify_archive(path: Path) -> None:
             # whatever was in memory.
             folders = [i.filename for i in archive.infolist() if i.external_attr & _DOS_DIRECTORY]
     except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"{path}: cannot be read ({reason}); check the path") from error
+        raise UserError(f"{path}: cannot be read ({reason_of(error)}); check the path") from error
     except MemoryError:
         raise
     except Exception as error:

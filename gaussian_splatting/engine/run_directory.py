@@ -19,7 +19,7 @@ from gaussian_splatting.engine.checkpoint import CheckpointStore, load_numbered
 from gaussian_splatting.engine.state_schema import PayloadCheck
 from gaussian_splatting.scenes.reference_layout import RUN_FILE
 from sugar_utils import files as storage
-from sugar_utils.errors import Notify, UserError, explained
+from sugar_utils.errors import Notify, OtherSettings, UserError, explained
 from sugar_utils.recipe import Recipe
 from sugar_utils.schemas import RunRecord, read_checked
 
@@ -100,9 +100,12 @@ class RunDirectory:
             self.replaces = True
             return ResumePlan()
         if differences:
-            raise UserError(
+            raise OtherSettings(
                 f"{self.path} holds a run of other settings or inputs ({'; '.join(differences)}); "
-                f"choose another {self.output_flag}, or replace it with --overwrite True"
+                f"choose another {self.output_flag}, or replace it with --overwrite True",
+                self.path,
+                differences,
+                self.output_flag,
             )
         if resume == "none":
             raise UserError(

@@ -237,8 +237,9 @@ def open_session(
         try:
             plan = _agreed_plan(directory, options, run.loop.last, messages, group)
         except UserError:
+            say = print if console is None else console.info
             for message in messages if group.is_first else ():
-                print(printable(message))
+                say(printable(message))
             raise
         if console is None:
             console = Console(verbose=options.verbose) if group.is_first else Console.silent()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest errors of a file's Gaussians."""
+"""The largest and the typical errors of a file's Gaussians."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gaussian_splatting.formats.packing import columns, sigmoid
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Largest differences of all Gaussians."""
+    """Largest differences of all Gaussians, and the median of the largest of each."""
 
     position: float
     scale: float
@@ -23,13 +23,20 @@ class Fidelity:
     color: float
     opacity: float
     harmonics: float
+    typical: Fidelity | None  # medians; None in those themselves
 
     def line(self) -> str:
         """Summarise the differences in one line."""
+        text = f"largest errors: {self._words()}"
+        if self.typical is not None:
+            text = f"{text}; typical ones (median): {self.typical._words()}"
+        return f"{text}; view-dependent colour {self.harmonics:.2g} on average"
+
+    def _words(self) -> str:
         return (
-            f"largest errors: position {self.position:.2g}, size {self.scale:.2%}, rotation "
+            f"position {self.position:.2g}, size {self.scale:.2%}, rotation "
             f"{self.rotation:.2g} degrees, colour {self.color:.2g} and opacity {self.opacity:.2g} "
-            f"of 255; view-dependent colour {self.harmonics:.2g} on average"
+            "of 255"
         )
 
 
@@ -47,14 +54,19 @@ def fidelity(written: GaussianCloud, read_back: GaussianCloud) -> Fidelity:
     longest = scales.max(axis=1, keepdims=True)
     scale_errors = np.abs(np.exp(actual["log_scales"]) - scales) / longest
     rotation_errors = _rotation_errors(expected["quats"], actual["quats"], scales)
-    return Fidelity(
-        position=float(position_errors.max()),
-        scale=float(scale_errors.max()),
-        rotation=float(rotation_errors.max()),
-        color=255 * float(color_errors.max()),
-        opacity=255 * float(opacity_errors.max()),
-        harmonics=float(np.sqrt((harmonic_errors**2).mean())),
-    )
+    errors = {
+        "position": position_errors,
+        "scale": scale_errors,
+        "rotation": rotation_errors,
+        "color": 255 * color_errors,
+        "opacity": 255 * opacity_errors,
+    }
+    of_each = {name: values.reshape(len(values), -1).max(axis=1) for name, values in errors.items()}
+    harmonics = float(np.sqrt((harmonic_errors**2).mean()))
+    medians = {name: float(np.median(values)) for name, values in of_each.items()}
+    largest = {name: float(values.max()) for name, values in of_each.items()}
+    typical = Fidelity(**medians, harmonics=harmonics, typical=None)
+    return Fidelity(**largest, harmonics=harmonics, typical=typical)
 
 
 def _rotation_errors(expected: np.ndarray, actual: np.ndarray, scales: np.ndarray) -> np.ndarray:

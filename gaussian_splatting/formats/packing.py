@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from gaussian_splatting.core.cloud import MAX_LOG_SCALE, GaussianCloud
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 
 BANDS = {0: 0, 1: 3, 2: 8, 3: 15, 4: 24}
 """Coefficients of spherical harmonics above band 0, by degree."""
@@ -66,51 +67,83 @@ def _unit(quats: np.ndarray) -> np.ndarray:
     return quats / np.linalg.norm(quats, axis=1, keepdims=True)
 
 
-def cloud_of(
+class Columns(NamedTuple):
+    """The numbers of Gaussians as files have them."""
+
+    means: np.ndarray  # (N, 3)
+    quats: np.ndarray  # wxyz, of any length, (N, 4)
+    log_scales: np.ndarray  # (N, 3)
+    opacities: np.ndarray  # (N,) in [0, 1]
+    sh_dc: np.ndarray  # (N, 3)
+    sh_rest: np.ndarray | None = None  # (N, B, 3), B at most 15; None for none
+
+
+def usable_rows(
     path: Path,
-    means: np.ndarray,
-    quats: np.ndarray,
+    is_finite: np.ndarray,
     log_scales: np.ndarray,
-    opacities: np.ndarray,
-    sh_dc: np.ndarray,
-    sh_rest: np.ndarray | None = None,
-) -> GaussianCloud:
-    """Build the cloud of a file.
+    quats: np.ndarray,
+    notify: Notify,
+) -> np.ndarray:
+    """Return which rows of a file are Gaussians, and count the others. (N,) bool
+
+    Programs fill up files with rows of zeros: a rotation of length zero is none.
+
+    Args:
+        is_finite: Whether all numbers of a row are finite. (N,) bool
+        log_scales: (N, 3)
+        quats: (N, 4)
+
+    Raises:
+        UserError: No row is a Gaussian.
+    """
+    n = len(is_finite)
+    has_rotation = quats.any(axis=1)
+    is_finite = is_finite & (log_scales <= MAX_LOG_SCALE).all(axis=1)
+    is_usable = has_rotation & is_finite
+    if not is_usable.any():
+        raise UserError(
+            f"{path}: holds no Gaussians: its {n} rows hold numbers that make no sense, or no "
+            "rotation; export it again"
+        )
+    n_zero = n - int(has_rotation.sum())
+    if n_zero:
+        notify(f"{path}: dropped {n_zero} of {n} Gaussians without a rotation (rows of zeros)")
+    n_infinite = int((has_rotation & ~is_finite).sum())
+    if n_infinite:
+        notify(f"{path}: dropped {n_infinite} of {n} Gaussians with NaN or infinity")
+    return is_usable
+
+
+def cloud_of(path: Path, values: Columns, notify: Notify) -> GaussianCloud:
+    """Build the cloud of a file, without the rows that :func:`usable_rows` drops.
 
     Opacities of 0 and 1, whose logits are infinite, move inwards by less than the 8 bits of the
     formats tell.
 
     Args:
-        path: For the message of an error.
-        means: (N, 3)
-        quats: wxyz, of any length. (N, 4)
-        log_scales: (N, 3)
-        opacities: (N,) in [0, 1]
-        sh_dc: (N, 3)
-        sh_rest: (N, B, 3), B at most 15; None for none.
+        path: For messages.
 
     Raises:
-        UserError: Numbers are outside of their range.
+        UserError: There is no Gaussian in it.
     """
-    rest = np.zeros((len(means), 15, 3))
-    if sh_rest is not None:
-        rest[:, : sh_rest.shape[1]] = sh_rest
-    is_valid = (
-        ((opacities >= 0) & (opacities <= 1)).all()
-        and quats.any(axis=1).all()
-        and (log_scales <= MAX_LOG_SCALE).all()
-    )
+    opacities = values.opacities
+    rest = np.zeros((len(values.means), 15, 3))
+    if values.sh_rest is not None:
+        rest[:, : values.sh_rest.shape[1]] = values.sh_rest
     inner = np.clip(opacities, _NEARLY, 1 - _NEARLY)
     logits = np.log(inner / (1 - inner))[:, None]
     parameters = []
     with np.errstate(over="ignore"):
-        for array in (means, sh_dc[:, None], rest, logits, log_scales, quats):
+        colors = values.sh_dc[:, None]
+        for array in (values.means, colors, rest, logits, values.log_scales, values.quats):
             parameters.append(array.astype(np.float32))
-    # Numbers that float32 cannot hold are infinite now.
-    is_finite = all(np.isfinite(array).all() for array in parameters)
-    if not (is_valid and is_finite):
-        raise UserError(f"{path}: holds numbers that make no sense; export it again")
-    tensors = [torch.from_numpy(array) for array in parameters]
+    is_finite = (opacities >= 0) & (opacities <= 1)
+    for array in parameters:
+        # Numbers that float32 cannot hold are infinite now.
+        is_finite &= np.isfinite(array).reshape(len(array), -1).all(axis=1)
+    is_usable = usable_rows(path, is_finite, values.log_scales, values.quats, notify)
+    tensors = [torch.from_numpy(array[is_usable]) for array in parameters]
     return GaussianCloud(*tensors, antialiased=False)
 
 

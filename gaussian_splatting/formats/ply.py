@@ -22,7 +22,6 @@ from plyfile import PlyData, PlyElement, PlyParseError
 from gaussian_splatting.core.cloud import (
     ANTIALIASED,
     CUTOFF,
-    MAX_LOG_SCALE,
     MAX_SH_DEGREE,
     NO_CUTOFF,
     GaussianCloud,
@@ -31,6 +30,8 @@ from gaussian_splatting.core.cloud import (
 from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
 from gaussian_splatting.data.world_offset import near_offset, offset_for
 from gaussian_splatting.formats.compressed_ply import is_compressed, uncompressed
+from gaussian_splatting.formats.file_kinds import refuse_other_kinds
+from gaussian_splatting.formats.packing import usable_rows
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.memory import format_bytes
@@ -151,11 +152,10 @@ def read_gaussian_ply(
     Properties are found by name; compressed files of SuperSplat are uncompressed, and colours in
     place of ``f_dc_*`` become those. Infinite opacity logits become finite, see
     :func:`~gaussian_splatting.core.cloud.finite_logits`. Spherical harmonics below degree 3 are
-    padded with zeros, other properties and the normals are ignored. Rows with numbers that are
-    not finite are dropped, and quaternions of length zero become the identity. The smoothing
-    filter of a Mip-Splatting cloud (``filter_3D``, a standard deviation f) is fused: variances
-    become s^2 + f^2 and opacities shrink by the ratio of the volumes (Yu et al., CVPR 2024,
-    section 5).
+    padded with zeros, other properties and the normals are ignored. Rows that are no Gaussians are
+    dropped, see :func:`~gaussian_splatting.formats.packing.usable_rows`. The smoothing filter of a
+    Mip-Splatting cloud (``filter_3D``, a standard deviation f) is fused: variances become s^2 + f^2
+    and opacities shrink by the ratio of the volumes (Yu et al., CVPR 2024, section 5).
 
     Args:
         offset: Of a capture far from the origin, in world units, (3,); it is subtracted, before
@@ -174,20 +174,18 @@ def read_gaussian_ply(
         largest = 255.0 if vertices.dtype["red"].kind in "ui" else 1.0
         table[:, 3:6] = rgb_to_sh(table[:, 3:6] / largest)
     table[:, 6] = finite_logits(torch.from_numpy(table[:, 6])).numpy()
-    is_finite = np.isfinite(table).all(axis=1) & (table[:, 7:10] <= MAX_LOG_SCALE).all(axis=1)
-    if not is_finite.all():
-        n_dropped = int((~is_finite).sum())
-        notify(f"{path}: dropped {n_dropped} of {len(table)} Gaussians with NaN or infinity")
-        table = table[is_finite]
     if len(table) == 0:
         raise UserError(f"{path}: holds no Gaussians; choose another checkpoint")
+    is_finite = np.asarray(np.isfinite(table).all(axis=1))
+    is_usable = usable_rows(path, is_finite, table[:, 7:10], table[:, 10:14], notify)
+    if not is_usable.all():
+        table = table[is_usable]
     opacity_logits = table[:, 6:7]
     log_scales = table[:, 7:10]
     quats = table[:, 10:14]
     if layout.has_filter:
         notify(f"{path}: fused the 3D smoothing filter of Mip-Splatting into scales and opacities")
         opacity_logits, log_scales = _fuse_filter(opacity_logits, log_scales, table[:, -1:])
-    quats[~quats.any(axis=1)] = (1, 0, 0, 0)
     n_bands = layout.n_rest // 3
     sh_rest = np.zeros((len(table), _N_REST // 3, 3), dtype=np.float32)
     stored = table[:, 14 : 14 + layout.n_rest].reshape(len(table), 3, n_bands)
@@ -253,6 +251,7 @@ def _float_tensor(values: np.ndarray) -> torch.Tensor:
 
 def _read_ply(path: Path) -> PlyData:
     require_regular_file(path)
+    refuse_other_kinds(path)
     with ply_errors(path, "copy or export the file again"):
         data = PlyData.read(str(path))
     if "vertex" not in data:

@@ -13,6 +13,7 @@ import torch
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.data.world_offset import offset_for
+from gaussian_splatting.formats.file_kinds import refuse_other_kinds
 from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.formats.sog import read_sog
@@ -23,8 +24,8 @@ from sugar_utils.errors import Notify, UserError
 READERS: dict[str, Callable[[Path, Notify], GaussianCloud]] = {
     ".ply": read_gaussian_ply,
     ".spz": read_spz,
-    ".sog": lambda path, notify: read_sog(path),
-    ".splat": lambda path, notify: read_splat(path),
+    ".sog": read_sog,
+    ".splat": read_splat,
 }
 """Readers of Gaussians in the axes of the file; they report what they change or leave out."""
 
@@ -39,6 +40,7 @@ def read_gaussians(
         notify: Called with lines about what is changed or left out.
         world_offset: Of the scene: what is subtracted from the coordinates of the original. (3,)
     """
+    refuse_other_kinds(path)
     suffix = path.suffix.lower()
     if suffix not in READERS:
         raise UserError(

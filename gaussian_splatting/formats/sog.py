@@ -27,6 +27,7 @@ from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.formats.packing import (
     BANDS,
+    Columns,
     cloud_of,
     columns,
     from_smallest_three,
@@ -35,7 +36,7 @@ from gaussian_splatting.formats.packing import (
     sigmoid,
     smallest_three,
 )
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.random import generator
 
@@ -188,19 +189,28 @@ def _nearest(rows: Tensor, palette: Tensor) -> Tensor:
     return torch.cat([torch.cdist(part, palette).argmin(dim=1) for part in parts])
 
 
-def read_sog(path: Path) -> GaussianCloud:
+def read_sog(path: Path, notify: Notify = print) -> GaussianCloud:
     """Read a ``.sog`` file of version 2."""
     with _explained(path), zipfile.ZipFile(require_regular_file(path)) as archive:
-        return _cloud_of_files(path, archive.read(META), archive.read)
+        return _cloud_of_files(path, archive.read(META), archive.read, notify)
 
 
-def read_sog_folder(path: Path) -> GaussianCloud:
-    """Read the files of version 2 that are not packed, by the path of their ``meta.json``."""
+def _refuse(line: str) -> None:
+    raise UserError(f"{line}; export it again")
+
+
+def read_sog_folder(path: Path, notify: Notify = _refuse) -> GaussianCloud:
+    """Read the files of version 2 that are not packed, by the path of their ``meta.json``.
+
+    Args:
+        notify: Called where rows are dropped. An index counts the rows of its folders, so that
+            dropped ones are refused if it is not given.
+    """
     with _explained(path):
         description = require_regular_file(path).read_bytes()
         # A name is what the file says, and may not lead out of its folder.
         return _cloud_of_files(
-            path, description, lambda name: (path.parent / Path(name).name).read_bytes()
+            path, description, lambda name: (path.parent / Path(name).name).read_bytes(), notify
         )
 
 
@@ -210,12 +220,13 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (*IMAGE_ERRORS, zipfile.BadZipFile) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{path}: damaged, or no SOG file ({reason}); export it again") from error
+        raise UserError(
+            f"{path}: damaged, or no SOG file ({reason_of(error)}); export it again"
+        ) from error
 
 
 def _cloud_of_files(
-    path: Path, description: bytes, content_of: Callable[[str], bytes]
+    path: Path, description: bytes, content_of: Callable[[str], bytes], notify: Notify
 ) -> GaussianCloud:
     """Build the cloud; malformed content raises one of ``IMAGE_ERRORS``.
 
@@ -255,8 +266,7 @@ def _cloud_of_files(
         palette = numbers("shN", texels("shN")[:, :3]).reshape(-1, bands, 3)
         rest = palette[labels[:, 0] + 256 * labels[:, 1]]
     largest = quats[:, 3].astype(np.int64) - _LARGEST
-    cloud = cloud_of(
-        path,
+    values = Columns(
         means=np.sign(positions) * np.expm1(np.abs(positions)),
         quats=from_smallest_three(largest, three),
         log_scales=numbers("scales", texels("scales")[:n, :3]),
@@ -264,4 +274,5 @@ def _cloud_of_files(
         sh_dc=numbers("sh0", colors[:, :3]),
         sh_rest=rest,
     )
+    cloud = cloud_of(path, values, notify)
     return replace(cloud, antialiased=bool(meta.get("antialias", False)))

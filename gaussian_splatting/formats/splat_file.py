@@ -13,6 +13,7 @@ import numpy as np
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.spherical_harmonics import rgb_to_sh, sh_to_rgb
 from gaussian_splatting.formats.packing import (
+    Columns,
     cloud_of,
     columns,
     logarithms,
@@ -20,7 +21,7 @@ from gaussian_splatting.formats.packing import (
     shares,
     sigmoid,
 )
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
 ROW = np.dtype([("mean", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("rotation", "u1", 4)])
@@ -45,20 +46,21 @@ def write_splat(path: Path, cloud: GaussianCloud) -> np.ndarray:
     return order
 
 
-def read_splat(path: Path) -> GaussianCloud:
-    """Read a ``.splat`` file."""
+def read_splat(path: Path, notify: Notify = print) -> GaussianCloud:
+    """Read a ``.splat`` file; rows of zeros are dropped."""
     content = require_regular_file(path).read_bytes()
     if not content or len(content) % ROW.itemsize:
         raise UserError(f"{path}: damaged, or no .splat file (rows have 32 bytes); export it again")
     rows = np.frombuffer(content, ROW)
     quats = (rows["rotation"].astype(float) - 128) / 128
-    quats[~quats.any(axis=1)] = (1, 0, 0, 0)
+    # Of a row of zeros this would be four times -1.
+    quats[~rows["rotation"].any(axis=1)] = 0
     rgba = rows["rgba"] / 255
-    return cloud_of(
-        path,
+    values = Columns(
         means=rows["mean"].astype(float),
         quats=quats,
         log_scales=logarithms(rows["scale"].astype(float)),
         opacities=rgba[:, 3],
         sh_dc=rgb_to_sh(rgba[:, :3]),
     )
+    return cloud_of(path, values, notify)

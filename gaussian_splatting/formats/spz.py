@@ -25,6 +25,7 @@ from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.formats.packing import (
     BANDS,
+    Columns,
     cloud_of,
     columns,
     from_smallest_three,
@@ -341,8 +342,7 @@ def read_spz(path: Path, notify: Notify = lambda line: None) -> GaussianCloud:
         raise UserError(f"{path}: not an SPZ file of version 2 to 4 and degree 0 to 4")
     attributes, end = _split_attributes(path, content, header)
     harmonics = (attributes.harmonics.astype(float) - 128) / 128
-    cloud = cloud_of(
-        path,
+    values = Columns(
         means=_unpack_positions(attributes.positions, header.fraction_bits),
         quats=_quats(attributes.rotations)[:, [3, 0, 1, 2]],
         log_scales=attributes.scales / 16 - 10,
@@ -350,6 +350,7 @@ def read_spz(path: Path, notify: Notify = lambda line: None) -> GaussianCloud:
         sh_dc=(attributes.colors / 255 - 0.5) / _COLOR_SCALE,
         sh_rest=harmonics.reshape(header.n, -1, 3)[:, :15],
     )
+    cloud = cloud_of(path, values, notify)
     cloud = replace(cloud, antialiased=bool(header.flags & _ANTIALIASED))
     if not header.flags & _HAS_RECORDS:
         return cloud

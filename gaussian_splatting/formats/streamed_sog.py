@@ -24,7 +24,7 @@ from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.formats.merging import merged_gaussians
 from gaussian_splatting.formats.packing import columns, require_gaussians
 from gaussian_splatting.formats.sog import META, read_sog_folder, sog_files
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, reason_of
 from sugar_utils.files import require_regular_file
 
 INDEX = "lod-meta.json"
@@ -274,5 +274,4 @@ def _inside(path: Path, name: str) -> Path:
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return UserError(f"{path}: damaged, or no streamed SOG ({reason}); export it again")
+    return UserError(f"{path}: damaged, or no streamed SOG ({reason_of(error)}); export it again")

@@ -29,6 +29,7 @@ from gaussian_splatting.rasterization.rasterizers import (
 )
 from gaussian_splatting.rasterization.self_test import self_test
 from sugar_utils.errors import UserError, explained
+from sugar_utils.libraries import install_advice
 
 RASTERIZERS = ("auto", "warp", "gsplat", "inria")
 MIN_VERSION = (1, 5)  # of gsplat
@@ -171,7 +172,7 @@ def load_gsplat() -> GsplatRasterizer:
     Raises:
         UserError: It is not installed, or too old.
     """
-    package = _imported("gsplat", 'install it with "pip install gsplat"')
+    package = _imported("gsplat", install_advice("gsplat"))
     version = str(getattr(package, "__version__", "0"))
     numbers = [int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
     if tuple(numbers) < MIN_VERSION or not hasattr(package, "rasterize_to_pixels"):

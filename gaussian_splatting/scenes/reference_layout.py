@@ -31,6 +31,7 @@ from torch import Tensor
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.world_offset import moved_back, offset_of, read_offset
+from gaussian_splatting.formats.file_kinds import CLOUD_SUFFIXES, refuse_other_kinds
 from gaussian_splatting.formats.readers import read_gaussians
 from sugar_utils import schemas
 from sugar_utils.errors import Notify, UserError
@@ -40,7 +41,6 @@ CHECKPOINT_FOLDER = "checkpoints"  # of the vanilla stage, to resume from
 RUN_FILE = "run.json"  # the record of a run
 OBJECT_MASKS = "object_masks"  # folder of estimated masks in a checkpoint folder
 _CLOUD_NAME = "point_cloud.ply"
-_CLOUD_FILES = (".ply", ".spz", ".sog", ".splat")  # that may stand for a folder
 _ITERATION = re.compile(r"iteration_(\d{1,18})")
 _Entry = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 _Row = tuple[_Entry, _Entry, _Entry]
@@ -241,11 +241,12 @@ class _Location(NamedTuple):
 def _locate(path: Path, iteration: int | None) -> _Location:
     if (path / _CLOUD_NAME).is_file():
         path = path / _CLOUD_NAME
-    if not path.is_file() and path.suffix.lower() not in _CLOUD_FILES:
+    if not path.is_file() and path.suffix.lower() not in CLOUD_SUFFIXES:
         iteration = _choose_iteration(path, iteration)
         return _Location(path, point_cloud_path(path, iteration), iteration)
     if not path.is_file():
         raise UserError(f"{path}: no such file; check --checkpoint_path")
+    refuse_other_kinds(path)
     match = _ITERATION.fullmatch(path.parent.name)
     if match and path.parent.parent.name == "point_cloud":
         return _Location(path.parent.parent.parent, path, int(match.group(1)))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -44,6 +45,9 @@ from gaussian_splatting.data.masks import (
     with_transient_masks,
 )
 from gaussian_splatting.data.names import (
+    HEIF_SUFFIXES,
+    IMAGE_SUFFIXES,
+    RAW_SUFFIXES,
     VIDEO_SUFFIXES,
     ImageFolder,
     ImagePlaces,
@@ -66,6 +70,7 @@ TEST_INTERVAL = 8
 DIVISORS = (1, 2, 4, 8)
 _MAX_SIDE = 1 << 16
 _DEFAULT_MAX_WIDTH = 1600  # pixels
+_MAX_LISTED = 10_000  # files among which photographs are looked for
 _TRAINED_ON = "trained on by the checkpoint, so figures on them are too good"
 
 
@@ -205,6 +210,11 @@ def load_scene(root: Path | str, **options: Any) -> Scene:
     root = _checked_root(root)
     scene_options = SceneOptions(**options)
     source = _read_source(root, scene_options)
+    if source is None and not _has_photographs(root):
+        raise UserError(
+            f"{root}: no scene found, there are no photographs in it; put them, or a video, into "
+            f"{root / 'input'}, or check -s"
+        )
     if source is None:
         raise UserError(
             f"{root}: no scene found; looked for a COLMAP model in sparse/0, sparse and "
@@ -335,6 +345,13 @@ def _checked_root(root: Path | str) -> Path:
     if not root.is_dir():
         raise UserError(f"{root}: no such scene folder; check -s")
     return root
+
+
+def _has_photographs(root: Path) -> bool:
+    """Whether there are images or videos in a folder, or in a folder of it."""
+    suffixes = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES, *RAW_SUFFIXES, *VIDEO_SUFFIXES)
+    files = itertools.islice(root.rglob("*"), _MAX_LISTED)
+    return any(path.suffix.lower() in suffixes for path in files)
 
 
 def _read_source(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the path in ``-s``, before anything heavy is loaded, and ZIP files as scenes.
 
+A ``.r3d`` of Record3D is a ZIP file.
+
 A ZIP file is unpacked once, into a folder of its name beside it, or where that cannot be written
 into the output folder. The folder has a note with a digest of the file, by which a later call finds
 it.
@@ -33,7 +35,7 @@ from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import check_writable, file_digest, read_json
 from sugar_utils.recipe import Recipe
 
-ZIP_SUFFIX = ".zip"
+ZIP_SUFFIXES = (".zip", ".r3d")
 ARCHIVE_SUFFIXES = (".7z", ".rar", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
 NOTE = ".unpacked.json"  # in the folder that a ZIP file was unpacked into
 MAX_FILES = 200_000
@@ -53,6 +55,7 @@ SCENE_FOLDERS = {
     "train",
     "test",
     "rgb",
+    "rgbd",
 }
 """Folders inside of a scene: a ZIP file of one such folder is the scene itself."""
 
@@ -77,9 +80,9 @@ def check_scene_path(path: Path) -> None:
             if path.with_suffix("").is_dir():
                 return
             raise UserError(f"{path}: no such video{_nearest_sibling(path)}; check -s")
-        kind = "ZIP file" if suffix == ZIP_SUFFIX else "scene folder"
+        kind = "ZIP file" if suffix in ZIP_SUFFIXES else "scene folder"
         raise UserError(f"{path}: no such {kind}{_nearest_sibling(path)}; check -s")
-    if suffix in VIDEO_SUFFIXES or suffix == ZIP_SUFFIX:
+    if suffix in (*VIDEO_SUFFIXES, *ZIP_SUFFIXES):
         return
     if suffix in (*PHOTOGRAPH_SUFFIXES, *RAW_SUFFIXES):
         raise UserError(
@@ -113,7 +116,7 @@ def scene_folder(path: Path, fallbacks: Sequence[Path], notify: Notify) -> Path:
         fallbacks: See :func:`unpacked`.
     """
     check_scene_path(path)
-    if path.suffix.lower() == ZIP_SUFFIX and not path.is_dir():
+    if path.suffix.lower() in ZIP_SUFFIXES and not path.is_dir():
         return unpacked(path, fallbacks, notify)
     return path
 

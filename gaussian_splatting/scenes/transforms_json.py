@@ -362,9 +362,14 @@ def _camera(root: Path, path: Path, content: _Transforms, frame: _Frame, file: P
         raise UserError(f"{place}: transform_matrix is no camera pose; fix the file")
     rotation = (axes * (1, -1, -1)).T
     _require_pinhole(place, lens)
-    file_width, file_height = image_size(file)
-    width = round(lens.w or file_width)
-    height = round(lens.h or file_height)
+    if lens.w and lens.h:
+        # A file that cannot be read is left out later.
+        width = round(lens.w)
+        height = round(lens.h)
+    else:
+        file_width, file_height = image_size(file)
+        width = round(lens.w or file_width)
+        height = round(lens.h or file_height)
     fx = lens.fl_x or _focal(lens.camera_angle_x, width)
     fy = lens.fl_y or _focal(lens.camera_angle_y, height)
     # One focal length alone means square pixels.

@@ -61,7 +61,7 @@ FORMATS = (
     ),
     CameraFormat(
         program="Record3D",
-        patterns=("metadata.json",),
+        patterns=("metadata.json", "metadata"),
         accepts=has_words(b'"poses"', within=-1),
         read=read_record3d,
     ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reader of ``metadata.json`` of Record3D."""
+"""Reader of ``metadata.json`` of Record3D, which is called ``metadata`` in its .r3d files."""
 
 from __future__ import annotations
 

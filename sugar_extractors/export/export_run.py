@@ -47,7 +47,7 @@ from sugar_extractors.export.format_types import (
     PointFormat,
     World,
 )
-from sugar_extractors.export.formats import WITH_LEVELS
+from sugar_extractors.export.formats import WITH_LEVELS, readable_suffixes
 from sugar_extractors.export.mesh_reduction import shape_of, simplified
 from sugar_extractors.export.point_clouds import read_points
 from sugar_extractors.export.reading import (
@@ -429,7 +429,10 @@ def _read_result(job: _Export, temporary: Paths) -> GaussianCloud:
         job.console.info(f"where each Gaussian sits on the mesh: {options.binding_file}")
         return cloud
     if not has_gaussians(options.result):
-        raise UserError(f"{options.result}: holds no Gaussians; choose --to glb or obj for a mesh")
+        raise UserError(
+            f"{options.result}: holds no Gaussians, which are read from {readable_suffixes()}; "
+            "choose --to glb or obj for a mesh"
+        )
     cloud, _ = open_gaussians(options.result, job.console.info)
     return cloud
 
@@ -473,7 +476,9 @@ def _export_mesh(job: _Export, file_format: MeshFormat, temporary: Paths) -> np.
             coarser=tuple(_moved_mesh(level, to_writer) for level in coarser),
         )
     )
-    _report_mesh(options.target.name, mesh, console)
+    if not file_format.for_printers:
+        # Of a closed body its writer has reported the numbers.
+        _report_mesh(options.target.name, mesh, console)
     for number, level in enumerate(coarser, start=1):
         _report_mesh(level_file(options.target, number).name, level, console)
     return total

@@ -21,6 +21,7 @@ from gaussian_splatting.formats.gltf_container import (
 )
 from gaussian_splatting.formats.packing import (
     BANDS,
+    Columns,
     cloud_of,
     columns,
     logarithms,
@@ -28,7 +29,7 @@ from gaussian_splatting.formats.packing import (
     sigmoid,
 )
 from sugar_extractors.export.gltf_nodes import mesh_matrix
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.files import atomic_path, require_regular_file
 
 EXTENSION = "KHR_gaussian_splatting"
@@ -162,10 +163,11 @@ def read_gltf_gaussians(path: Path, notify: Notify = print) -> GaussianCloud:
         if not is_consistent or rotation.shape[1] != 4 or opacity.shape[1] != 1:
             raise ValueError("its attributes have other types or lengths than Gaussians have")
     except _READ_ERRORS as error:
-        raise UserError(f"{path}: {_WRONG} ({type(error).__name__}: {error})") from error
+        raise UserError(f"{path}: {_WRONG} ({reason_of(error)})") from error
     quats = np.roll(rotation, 1, axis=1)
     harmonics = np.stack(rest, axis=1) if rest else None
-    cloud = cloud_of(path, position, quats, logarithms(scale), opacity[:, 0], color, harmonics)
+    values = Columns(position, quats, logarithms(scale), opacity[:, 0], color, harmonics)
+    cloud = cloud_of(path, values, notify)
     extras = primitive.get("extras")
     antialiased = isinstance(extras, dict) and extras.get(ANTIALIASED) is True
     return placed_cloud(replace(cloud, antialiased=antialiased), matrix, path, notify)

@@ -13,7 +13,9 @@ from sugar_extractors.export.mesh_reduction import shape_of
 from sugar_extractors.export.usd import mesh as usd_mesh
 from sugar_scene.mesh_files import textured_mesh_io
 from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, mesh_files
-from sugar_scene.triangle_mesh import open_edge_share
+from sugar_scene.triangle_mesh import open_edge_share, signed_volume
+
+_CUBIC_MILLIMETRES = 1000  # of a cubic centimetre
 
 
 def write_obj(export: MeshExport) -> None:
@@ -34,12 +36,14 @@ def write_usdz(export: MeshExport) -> None:
 
 
 def write_printable(export: MeshExport, kind: str) -> None:
-    """Close a mesh, report its size, and write it as ``stl`` or ``3mf``."""
-    body = printable_meshes.closed_body(shape_of(export.mesh))
-    sides = " x ".join(f"{side:.1f}" for side in np.ptp(body.vertices, axis=0))
-    open_share = open_edge_share(body)
+    """Close a mesh, write it as ``stl`` or ``3mf``, and report what the file holds."""
+    source = shape_of(export.mesh)
+    body = printable_meshes.closed_body(source)
+    written = printable_meshes.write_printable(export.path, body, kind)
+    sides = " x ".join(f"{side:.1f}" for side in np.ptp(written.vertices, axis=0))
+    open_share = open_edge_share(written)
     state = "closed"
     if open_share:
         state = f"{open_share:.2%} of its edges are open: close it before printing"
-    export.notify(f"{body.n_faces:,} triangles, {sides} mm, {state}")
-    printable_meshes.write_printable(export.path, body, kind)
+    volume = signed_volume(written) / _CUBIC_MILLIMETRES
+    export.notify(f"{written.n_faces:,} triangles, {sides} mm, {state}, {volume:.3g} cm3")

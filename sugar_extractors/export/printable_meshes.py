@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,20 +29,28 @@ class _Opening:
 
 
 def closed_body(mesh: TriangleMesh) -> TriangleMesh:
-    """Return the largest connected part of a mesh with all its holes covered.
+    """Return the largest part of a mesh with all its holes covered and its faces outwards.
 
+    Small loose pieces and flaps do not stay, and faces that are inside out are turned.
     Ground around an object, a relief, or a bust without its underside is a sheet without
     thickness, which no printer prints. It gets walls and a flat base. A surface in millimetres is
     expected; where z is up, so is the base's upper side.
     """
-    labels = triangle_mesh.component_labels(mesh)
-    faces_per_component = np.bincount(labels[mesh.faces[:, 0]])
-    is_largest = labels == faces_per_component.argmax()
-    body = triangle_mesh.clean_mesh(triangle_mesh.keep_vertices(mesh, is_largest))
+    body = triangle_mesh.clean_mesh(triangle_mesh.without_flaps(mesh))
+    body = triangle_mesh.largest_oriented_part(body)
     opening = _opening(body)
     if opening is not None:
         body = _with_base(body, opening)
-    return with_all_holes_closed(body)
+    for _ in range(_MAX_ROUNDS):
+        body = with_all_holes_closed(body)
+        # A cover may have cut a piece off, or met the surface from behind.
+        part = triangle_mesh.largest_oriented_part(body)
+        if np.array_equal(part.faces, body.faces):
+            break
+        body = part
+    if triangle_mesh.signed_volume(body) < 0:
+        body = replace(body, faces=body.faces[:, ::-1].copy())
+    return body
 
 
 def _opening(mesh: TriangleMesh) -> _Opening | None:
@@ -107,11 +117,14 @@ def with_all_holes_closed(mesh: TriangleMesh) -> TriangleMesh:
     return body
 
 
-def write_printable(path: Path, mesh: TriangleMesh, kind: str) -> None:
+def write_printable(path: Path, mesh: TriangleMesh, kind: str) -> TriangleMesh:
     """Write a binary STL or a 3MF package, in millimetres, complete or not at all.
 
     Args:
         kind: ``stl`` or ``3mf``.
+
+    Returns:
+        The mesh as the file has it, whose numbers are rounded.
     """
     # Imported here because it takes half a second, which pipelines need not wait for.
     import trimesh
@@ -124,3 +137,8 @@ def write_printable(path: Path, mesh: TriangleMesh, kind: str) -> None:
         if not isinstance(encoded, bytes):
             raise TypeError(f"trimesh wrote {kind} as {type(encoded).__name__}")
         temporary.write_bytes(encoded)
+    written: Any = trimesh.load_mesh(BytesIO(encoded), file_type=kind)
+    vertices = np.asarray(written.vertices, np.float64)
+    return TriangleMesh(
+        vertices, np.asarray(written.faces, np.int64), np.zeros((len(vertices), 3), np.uint8)
+    )

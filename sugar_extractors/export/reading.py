@@ -11,6 +11,7 @@ from torch import Tensor
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.engine.model import cloud_from_state
+from gaussian_splatting.formats.file_kinds import refuse_other_kinds
 from gaussian_splatting.formats.placement import Placement, note_unknown
 from gaussian_splatting.formats.ply import holds_gaussians
 from gaussian_splatting.formats.readers import near_cloud
@@ -75,6 +76,7 @@ def read_as_written(path: Path, notify: Notify, offset: np.ndarray | None = None
         notify: Called with lines about what is changed or left out.
         offset: That is subtracted from coordinates far from the origin, in float64. (3,)
     """
+    refuse_other_kinds(path)
     file_format = _FORMAT_BY_SUFFIX.get(path.suffix.lower())
     if file_format is not None and file_format.reader is not None:
         return near_cloud(file_format.reader, path, notify, offset)
@@ -90,8 +92,13 @@ def _cloud_of_any_stage(state: dict[str, Tensor]) -> GaussianCloud:
 
 
 def has_gaussians(path: Path) -> bool:
-    """Return whether a file or folder holds Gaussians, as opposed to a mesh or another thing."""
+    """Return whether a file or folder holds Gaussians, as opposed to a mesh or another thing.
+
+    Raises:
+        UserError: It is packed, misnamed, or of a format of Gaussians that is not read.
+    """
     suffix = path.suffix.lower()
+    refuse_other_kinds(path)
     if suffix == ".ply":
         return holds_gaussians(path)
     if path.is_dir() or suffix == ".pt":

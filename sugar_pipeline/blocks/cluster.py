@@ -20,7 +20,7 @@ from sugar_pipeline.blocks.block_task import AFTER_ALL, STAGES, BlockTask, TaskF
 from sugar_utils import __version__
 from sugar_utils.console import Console, duration_text
 from sugar_utils.entrypoint import EXIT_OF_SIGNAL
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, reason_of
 from sugar_utils.libraries import load_package
 
 RESOURCE = "GPU"  # that every task takes one of
@@ -28,7 +28,7 @@ RETRIES = 2  # of a task that ended with an error
 DEATHS = 20  # of workers during one task, after which it is given up
 CONNECTING = 20.0  # seconds until a scheduler that does not answer cannot be reached
 FIRST_WORKER = 600.0  # seconds until the first worker has to be there; queues take their time
-_EXTRA = "dask[distributed] (pip install 'sugar-trainer[cluster]')"
+_PACKAGE = "distributed"
 _QUEUES = {"slurm": "SLURMCluster", "pbs": "PBSCluster"}
 
 
@@ -91,7 +91,7 @@ def perform_on_worker(stage: str, folder: str, number: int, *previous: float) ->
 
 def _load_distributed(cluster: str) -> tuple[ModuleType, ...]:
     """Load Dask: the package of clients and workers, and that of settings."""
-    return load_package(f"--cluster {cluster}", _EXTRA, "distributed", "dask.config")
+    return load_package(f"--cluster {cluster}", _PACKAGE, _PACKAGE, "dask.config")
 
 
 @contextlib.contextmanager
@@ -117,7 +117,7 @@ def _client_of(distributed: ModuleType, address: str) -> Any:
     try:
         return distributed.Client(address, timeout=CONNECTING)
     except (OSError, ValueError, TimeoutError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         raise UserError(
             f"--cluster {address}: the scheduler cannot be reached ({reason}); start one with "
             "dask scheduler, or check the address"
@@ -140,7 +140,7 @@ def _started(distributed: ModuleType, cluster: str, n_blocks: int) -> Any:
         # Queue, memory and time are the site's: they come from its jobqueue.yaml.
         workers = kind(worker_extra_args=["--resources", f"{RESOURCE}=1", "--nthreads", "1"])
     except (ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())
+        reason = reason_of(error)
         raise UserError(
             f"--cluster {cluster}: {reason}; describe the queue in ~/.config/dask/jobqueue.yaml, "
             "see examples/slurm"
@@ -169,7 +169,8 @@ def _check_workers(client: Any, folder: Path, console: Console) -> None:
     """Wait for a worker, and check that those that are there can do the work.
 
     Raises:
-        UserError: There is none, or one has another version or does not see the folder.
+        UserError: There is none, or one lacks this program, has another version or does not see
+            the folder.
     """
     try:
         client.wait_for_workers(1, timeout=FIRST_WORKER)
@@ -179,7 +180,11 @@ def _check_workers(client: Any, folder: Path, console: Console) -> None:
             "logs of its jobs"
         ) from error
     plan_file = str(folder / PLAN_FILE)
-    for address, (version, sees) in client.run(_facts_of_worker, plan_file).items():
+    facts_of = client.run(_facts_of_worker, plan_file, on_error="return")
+    for address, facts in facts_of.items():
+        if isinstance(facts, BaseException):
+            raise _without_program(address, facts) from facts
+        version, sees = facts
         if version != __version__:
             raise UserError(
                 f"the worker {address} has version {version} of this program, here it is "
@@ -197,6 +202,18 @@ def _check_workers(client: Any, folder: Path, console: Console) -> None:
             f"--nthreads 1 --resources {RESOURCE}=1"
         )
     console.headline(f"{len(resources)} workers")
+
+
+def _without_program(address: str, error: BaseException) -> UserError:
+    """Return the error of a worker that cannot import this program."""
+    reason = reason_of(error)
+    problem = f"cannot run this program ({reason})"
+    if f"No module named '{__name__.partition('.')[0]}" in reason.replace("\\", ""):
+        problem = "does not have this program"
+    return UserError(
+        f"the worker {address} {problem}; install it there (pip install .), or start the worker in "
+        "the folder of the repository"
+    )
 
 
 def _facts_of_worker(plan_file: str) -> tuple[str, bool]:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,10 +55,10 @@ from sugar_trainers.naming import LOG, scene_name
 from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_options import load_capture
 from sugar_utils.console import Console, duration_text
-from sugar_utils.errors import Notify, UserError, say_nothing, shortened
+from sugar_utils.errors import Notify, OtherSettings, UserError, say_nothing, shortened
 from sugar_utils.files import check_writable
 from sugar_utils.process_group import ProcessGroup
-from sugar_utils.settings import write_settings
+from sugar_utils.settings import SETTINGS_FILE, changed_flags, write_settings
 
 TITLE = "SuGaR of"  # begins the title of a pipeline's report, not of a single run's
 _TITLES = {
@@ -136,7 +137,8 @@ class _PipelineRun:
             console.headline(f"stage {number} of {len(self.plan.stages)}: {title}")
             problem = None
             if group.is_first or stage in _TRAINING_STAGES:
-                record = self._run_stage(stage)
+                with self._noted_flags(group.is_first):
+                    record = self._run_stage(stage)
                 if group.is_first:
                     record = self._compared_with_coarse(record)
                     console.headline(_outcome(record))
@@ -151,6 +153,36 @@ class _PipelineRun:
                 console.warn(f"{title}: {problem}")
                 if not self.plan.force:
                     return
+
+    @contextlib.contextmanager
+    def _noted_flags(self, is_first: bool) -> Iterator[None]:
+        """Note the flags of the run while a stage runs, and name those that have changed.
+
+        A stage that stops in the middle leaves the note, one that refuses its inputs does not.
+
+        Raises:
+            OtherSettings: There is a result of other flags, which are named.
+        """
+        folder = self.plan.result_folder
+        is_new = is_first and not (folder / SETTINGS_FILE).is_file()
+        fresh_folders = [path for path in (folder, folder.parent) if not path.exists()]
+        if is_new:
+            write_settings(check_writable(folder), self.plan.given)
+        try:
+            yield
+        except UserError as error:
+            if is_new:
+                (folder / SETTINGS_FILE).unlink(missing_ok=True)
+            for path in fresh_folders:
+                # Other files may be in it by now.
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            if isinstance(error, OtherSettings):
+                lines = changed_flags(folder, self.plan.given)
+                raise error.in_flags(lines, "--output_dir") from error
+            raise
+        if is_first:
+            write_settings(folder, self.plan.given)
 
     def _title(self, stage: str) -> str:
         title = _TITLES[stage]

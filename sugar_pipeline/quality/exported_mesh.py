@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from gaussian_splatting.data.color_spaces import srgb_of_light
 from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, fits_float32, topology
-from sugar_utils.errors import UserError
+from sugar_utils.errors import UserError, reason_of
 from sugar_utils.files import require_regular_file
 
 SUFFIXES = (".glb", ".obj", ".ply")
@@ -90,10 +91,11 @@ def read_exported(path: Path) -> ExportedMesh:
     require_regular_file(path)
     files = _files_of(path)
     try:
-        parts = list(_parts(path, has_pictures=_has_pictures(path)))
+        has_pictures = _has_pictures(path) and _missing_file(path, files) is None
+        parts = list(_parts(path, has_pictures))
     # Of a damaged file the package raises whatever comes up.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error)
         raise UserError(f"{path}: damaged, or not a mesh ({reason}); {_ADVICE}") from error
     if not sum(len(part.faces) for part in parts):
         raise UserError(f"{path}: has no triangles; {_ADVICE}")
@@ -136,12 +138,17 @@ def _parts(path: Path, has_pictures: bool) -> Iterator[_Part]:
             continue
         texture = _texture_of(geometry.visual) if has_pictures else None
         uvs = getattr(geometry.visual, "uv", None)
+        colors = _colors_of(geometry.visual)
+        if has_pictures and texture is None and colors is None:
+            # The other materials have pictures, this one a colour.
+            color = _plain_color(geometry.visual)
+            colors = None if color is None else np.tile(color, (len(geometry.vertices), 1))
         yield _Part(
             vertices=_moved(np.asarray(geometry.vertices, np.float64), np.asarray(matrix)),
             faces=np.asarray(geometry.faces, np.int64),
             uvs=None if uvs is None else np.asarray(uvs, np.float64),
             texture=None if uvs is None else texture,
-            colors=_colors_of(geometry.visual),
+            colors=colors,
         )
 
 
@@ -171,6 +178,20 @@ def _texture_of(visual: Any) -> np.ndarray | None:
     if isinstance(picture, Image.Image):
         return np.asarray(picture.convert("RGB"))
     return None
+
+
+def _plain_color(visual: Any) -> np.ndarray | None:
+    """Return the colour of a material without a picture, (3,) uint8; None without a material."""
+    material = getattr(visual, "material", None)
+    diffuse = getattr(material, "diffuse", None)
+    if diffuse is not None:
+        return np.asarray(diffuse, np.uint8)[:3]
+    if not hasattr(material, "baseColorFactor"):
+        return None
+    # Of glTF: linear, and white where a material does not say.
+    factor: Any = getattr(material, "baseColorFactor", None)
+    light = np.ones(3) if factor is None else np.asarray(factor, np.float64)[:3] / 255
+    return srgb_of_light(light)
 
 
 def _colors_of(visual: Any) -> np.ndarray | None:
@@ -248,10 +269,18 @@ def _named_files(path: Path, words: tuple[str, ...]) -> list[Path]:
 
 def _without_colors(path: Path, files: tuple[Path, ...]) -> str:
     """Return the text of the error for a mesh without colours, which says what is missing."""
+    missing = _missing_file(path, files)
+    if missing is not None:
+        return f"{path}: has no texture, because {missing} is not beside it; copy it, too"
+    return f"{path}: has neither a texture nor vertex colours; pass a textured mesh"
+
+
+def _missing_file(path: Path, files: tuple[Path, ...]) -> str | None:
+    """Return the name of a file that an OBJ needs and that is not there; None without one."""
     if path.suffix.lower() != ".obj":
-        return f"{path}: has neither a texture nor vertex colours; pass a textured mesh"
+        return None
     for material in _named_files(path, ("mtllib",)):
         for file in (material, *_named_files(material, _PICTURE_WORDS)):
             if file not in files:
-                return f"{path}: has no texture, because {file.name} is not beside it; copy it, too"
-    return f"{path}: has neither a texture nor vertex colours; pass a textured mesh"
+                return file.name
+    return None

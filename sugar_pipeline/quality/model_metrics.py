@@ -46,9 +46,10 @@ from sugar_trainers.presets import PresetFlags, apply_presets
 from sugar_trainers.stage_config import MODES, MULTIVIEW
 from sugar_utils.console import Console
 from sugar_utils.device import upload
-from sugar_utils.errors import Notify, UserError, explained
-from sugar_utils.files import read_json, remove_stale_temporaries, write_json_atomic
+from sugar_utils.errors import Notify, UserError, reason_of
+from sugar_utils.files import json_advice, read_json, remove_stale_temporaries, write_json_atomic
 from sugar_utils.flags import Parser, non_negative_float, positive_int
+from sugar_utils.libraries import install_advice
 from sugar_utils.schemas import FileName, conform
 from sugar_utils.settings import flag, from_args, parser_of
 
@@ -352,8 +353,10 @@ def load_perceptual(notify: Notify) -> Perceptual | None:
             network = package.LPIPS(net="vgg", verbose=False).eval()
     # Weights come over the network: whatever goes wrong there must not cost the other figures.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        notify(f"no LPIPS ({reason}); pip install lpips torchvision, and a network once, give it")
+        reason = reason_of(error)
+        notify(
+            f"no LPIPS ({reason}); it needs a network once; {install_advice('lpips torchvision')}"
+        )
         return None
 
     @torch.no_grad()
@@ -382,8 +385,11 @@ def read_scene_config(text: str) -> dict[Path, Path]:
     if not text:
         raise UserError(f"--scene_config is empty; {_ADVICE}")
     if text.lstrip().startswith("{"):
-        with explained("--scene_config is not JSON", _ADVICE, ValueError, RecursionError):
+        try:
             config = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            advice = json_advice(error, _ADVICE) if isinstance(error, ValueError) else _ADVICE
+            raise UserError(f"--scene_config is not JSON ({reason_of(error)}); {advice}") from error
         text = "the given JSON"
     else:
         config = read_json(Path(text))

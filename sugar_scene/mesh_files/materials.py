@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,11 @@ LARGEST_PICTURE = 16_384  # pixels of a side, which viewers take
 _PADDING = 2  # pixels around each picture that repeat its border, which bilinear sampling reaches
 _OUTSIDE = 1e-3  # of a picture by which texture coordinates may lie beyond it
 _WHITE = (255, 255, 255)
+# An option of a picture in an MTL file, and its values: numbers, or a word of this list.
+_OPTION = re.compile(r"-([A-Za-z]+)((?:\s+(?:on|off|[rgbmlz]|[-+]?[\d.][\d.eE+-]*)(?=\s))*)\s+")
+_OPTIONS = re.compile(rf"(?:{_OPTION.pattern})+")
+_NEUTRAL = {"o": 0.0, "s": 1.0, "t": 0.0}  # values of options that leave a picture where it is
+_NEXT_FILE = re.compile(r"(?<=\.mtl)\s+", re.IGNORECASE)  # between names of MTL files
 
 
 @dataclass(frozen=True)
@@ -39,20 +45,37 @@ def materials_of(lines: Sequence[bytes]) -> dict[str, Material]:
     materials: dict[str, Material] = {}
     name = ""
     for line in lines:
-        key, _, value = line.strip().partition(b" ")
+        key, _, value = line.strip().replace(b"\t", b" ").partition(b" ")
+        key = key.lower()
         text = name_of(value)
         if key == b"newmtl":
             name = text
             materials[name] = Material()
         current = materials.get(name, Material())
-        if key == b"map_Kd":
-            materials[name] = replace(current, picture=text)
-        elif key in (b"norm", b"map_Kn"):
-            materials[name] = replace(current, normals=text)
-        elif key == b"Kd":
+        if key == b"map_kd":
+            materials[name] = replace(current, picture=_name_after_options(text))
+        elif key in (b"norm", b"map_kn"):
+            materials[name] = replace(current, normals=_name_after_options(text))
+        elif key == b"kd":
             red, green, blue = (_byte(word) for word in text.split()[:3])
             materials[name] = replace(current, color=(red, green, blue))
     return materials
+
+
+def _name_after_options(text: str) -> str:
+    """Return the name of a picture without the options before it, such as ``-clamp on``.
+
+    Raises:
+        ValueError: An option moves or scales the picture.
+    """
+    match = _OPTIONS.match(text)
+    if match is None:
+        return text
+    for option, values in _OPTION.findall(match[0]):
+        neutral = _NEUTRAL.get(option)
+        if neutral is not None and any(float(value) != neutral for value in values.split()):
+            raise ValueError(f"a material moves or repeats its picture by -{option}{values}")
+    return text[match.end() :]
 
 
 def _byte(word: str) -> int:
@@ -78,9 +101,14 @@ def materials_of_faces(lines: Sequence[bytes]) -> tuple[list[str], np.ndarray]:
     return list(names), np.array(indices, dtype=np.int64)
 
 
-def material_path(folder: Path, name: str) -> Path:
-    """Return the path of the MTL file that an OBJ names; names are matched as images' are."""
-    return _path_in(ImageFolder(folder, recursive=False, suffixes=(".mtl",)), name)
+def material_paths(folder: Path, names: str) -> list[Path]:
+    """Return the paths of the MTL files that a line of an OBJ names, which are there.
+
+    Names are matched as images' are.
+    """
+    files = ImageFolder(folder, recursive=False, suffixes=(".mtl",))
+    single_names = [names] if files.find(names) else _NEXT_FILE.split(names)
+    return [_path_in(files, name) for name in single_names]
 
 
 def picture_path(folder: Path, name: str) -> Path:
@@ -144,6 +172,12 @@ class Layout:
             layout = _in_columns(smaller)
         return layout
 
+    @classmethod
+    def whole(cls, picture: np.ndarray) -> Layout:
+        """Return the layout of one picture, (H, W, 3), that is the whole."""
+        height, width, _ = picture.shape
+        return cls(width, height, [(width, height)], [(0, 0)])
+
     def filled(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
         """Return the large picture, with the given ones in it. (height, width, 3) uint8"""
         canvas = np.zeros((self.height, self.width, 3), np.uint8)
@@ -175,8 +209,7 @@ class Layout:
         local = uvs - np.floor(uvs.min(axis=1, keepdims=True) + _OUTSIDE)
         if (local > 1 + _OUTSIDE).any():
             raise UserError(
-                f"{path}: has several materials, and faces that repeat their pictures; bake them "
-                "into one texture first"
+                f"{path}: has faces that repeat their pictures; bake them into one texture first"
             )
         local = local.clip(0, 1)
         sizes = np.array(self.sizes, np.float64)[indices][:, None]

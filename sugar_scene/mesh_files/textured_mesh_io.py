@@ -35,7 +35,7 @@ from sugar_scene.mesh_files.tangent_space import (
 )
 from sugar_scene.triangle_mesh import fits_float32
 from sugar_scene.triangle_rasterizer import rasterize_triangles
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.files import atomic_path, require_regular_file
 
 _CHUNK_ROWS = 1 << 16
@@ -371,15 +371,19 @@ def read_textured_mesh(
             :func:`~gaussian_splatting.data.world_offset.near_offset`. (3,)
 
     Raises:
-        UserError: A file is missing or damaged, or has no texture.
+        UserError: A file is missing or damaged, has no texture, or repeats a picture.
     """
     path = Path(path)
+    lines: list[bytes] = []
     try:
         lines = require_regular_file(path, missing_ok=True).read_bytes().split(b"\n")
         vertices = _table(lines, b"v ", 3, np.float64)
         points = _table(lines, b"vt ", 2, np.float64)
         width = _numbers_per_corner(lines)
         corners = _table(lines, b"f ", 3 * width, np.int64).reshape(-1, 3, width) - 1
+        n_slashes = sum(line.count(b"/") for line in lines if line.startswith(b"f "))
+        if n_slashes != 3 * (width - 1) * len(corners) or (corners < -1).any():
+            raise ValueError("faces of several kinds")
         vertex_rows = corners[..., 0]
         point_rows = corners[..., 1]
         by_name = _read_materials(path, lines)
@@ -392,9 +396,10 @@ def read_textured_mesh(
             f"{error.filename}: no such file; extract the textured mesh again"
         ) from error
     except IMAGE_ERRORS as error:
-        reason = " ".join(str(error).split())
+        reason = _fault_of_faces(lines) or reason_of(error)
         raise UserError(
-            f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again"
+            f"{path}: damaged, or not a textured mesh of triangles ({reason}); extract it again, "
+            "or export it as triangles with texture coordinates"
         ) from error
     if not (fits_float32(vertices) and fits_float32(points)):
         raise UserError(f"{path}: has vertices with NaN or infinity; extract it again")
@@ -405,8 +410,11 @@ def read_textured_mesh(
             raise UserError(f"{path}: a face refers to a row that is not there; extract it again")
     vertices = vertices - near_offset(vertices, offset, path, notify)
     uvs = points[point_rows]
-    if appearance.layout is not None:
-        uvs = appearance.layout.moved(uvs, material_rows, path)
+    layout = appearance.layout
+    if layout is None and not (0 <= uvs.min() <= uvs.max() <= 1):
+        layout = materials.Layout.whole(appearance.texture)
+    if layout is not None:
+        uvs = layout.moved(uvs, np.minimum(material_rows, len(layout.sizes) - 1), path)
     normals = appearance.normals
     return TexturedMesh(
         vertices=torch.from_numpy(vertices.astype(np.float32)),
@@ -422,7 +430,7 @@ class _Appearance(NamedTuple):
 
     texture: np.ndarray  # (H, W, 3) uint8
     normals: np.ndarray | None  # normal map, (H, W, 3) uint8
-    layout: materials.Layout | None  # of the pictures of several materials; None for one
+    layout: materials.Layout | None  # of the pictures of several materials; None for one picture
 
 
 def _numbers_per_corner(lines: list[bytes]) -> int:
@@ -434,11 +442,32 @@ def _numbers_per_corner(lines: list[bytes]) -> int:
     return max(2, 1 + words[1].count(b"/"))
 
 
+def _fault_of_faces(lines: list[bytes]) -> str | None:
+    """Describe the first face that is no triangle with texture coordinates; None without one."""
+    faces = (line.split()[1:] for line in lines if line.startswith(b"f "))
+    for number, corners in enumerate(faces, start=1):
+        if len(corners) != 3:
+            return f"face {number} has {len(corners)} corners"
+        for corner in corners:
+            rows = corner.split(b"/")
+            if len(rows) < 2 or not rows[1]:
+                return f"face {number} has no texture coordinates"
+            if corner.startswith(b"-"):
+                return f"face {number} counts rows from the end, by negative numbers"
+    return None
+
+
 def _read_materials(path: Path, lines: list[bytes]) -> dict[str, Material]:
-    """Read the materials of an OBJ, by their names, from its material file."""
-    name = _value(lines, b"mtllib ", path)
-    material_path = materials.material_path(path.parent, name)
-    return materials.materials_of(material_path.read_bytes().split(b"\n"))
+    """Read the materials of an OBJ, by their names, from its material files."""
+    by_name: dict[str, Material] = {}
+    for line in lines:
+        if line.startswith(b"mtllib "):
+            names = materials.name_of(line[len(b"mtllib ") :])
+            for file in materials.material_paths(path.parent, names):
+                by_name.update(materials.materials_of(file.read_bytes().split(b"\n")))
+    if not by_name:
+        raise _without_texture(path)
+    return by_name
 
 
 def _read_appearance(
@@ -485,13 +514,6 @@ def _table(lines: list[bytes], prefix: bytes, width: int, dtype: type) -> np.nda
     skip = len(prefix)
     text = b" ".join([line[skip:] for line in lines if line.startswith(prefix)])
     return np.array(text.replace(b"/", b" ").split(), dtype=dtype).reshape(-1, width)
-
-
-def _value(lines: list[bytes], prefix: bytes, path: Path) -> str:
-    for line in lines:
-        if line.startswith(prefix):
-            return materials.name_of(line[len(prefix) :])
-    raise _without_texture(path)
 
 
 def _without_texture(path: Path) -> UserError:

@@ -53,7 +53,9 @@ def read_numbers(path: Path, kind: str, advice: str) -> np.ndarray:
     Args:
         kind: What the file is, for messages.
     """
-    kinds = (*images.IMAGE_ERRORS, tokenize.TokenError, zipfile.BadZipFile, StopIteration)
+    # A header may promise more numbers than any memory holds.
+    other_kinds = (MemoryError, tokenize.TokenError, zipfile.BadZipFile, StopIteration)
+    kinds = (*images.IMAGE_ERRORS, *other_kinds)
     with explained(f"cannot read the {kind} {path}:", advice, *kinds):
         suffix = path.suffix.lower()
         if suffix == ".npy":

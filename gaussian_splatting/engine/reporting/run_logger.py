@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from sugar_utils.errors import Notify, printable
+from sugar_utils.libraries import install_advice
 from sugar_utils.random import generator
 
 MAX_HISTOGRAM_VALUES = 10_000
@@ -55,7 +56,7 @@ class RunLogger:
             from tensorboard.summary.writer.record_writer import RecordWriter
             from torch.utils.tensorboard import summary
         except ImportError as error:
-            notify(f"no TensorBoard logs ({error}); pip install tensorboard to have them")
+            notify(f"no TensorBoard logs ({error}); {install_advice('tensorboard')}")
             return
         self._event = Event
         self._summary = summary

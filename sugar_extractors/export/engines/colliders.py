@@ -18,7 +18,7 @@ from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh, open_edge_share
 from sugar_utils.errors import Notify, UserError
-from sugar_utils.libraries import load_package, run_alone
+from sugar_utils.libraries import install_advice, load_package, run_alone
 
 _PROCESS = "sugar_extractors.export.engines.convex_process"
 _PACKAGE = "coacd"
@@ -73,8 +73,8 @@ def collider_of(mesh: TriangleMesh, options: EngineOptions, notify: Notify) -> C
         convex = _has_package()
         if not convex:
             notify(
-                f"note: collision is one mesh; convex pieces need 'pip install {_PACKAGE}', and "
-                "engines move convex shapes only"
+                "note: collision is one mesh, and engines move convex shapes only; for convex "
+                f"pieces {install_advice(_PACKAGE)}"
             )
     if convex:
         collider = Collider(_convex_pieces(reduced, options.collision_pieces), convex=True)

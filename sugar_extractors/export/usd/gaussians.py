@@ -16,6 +16,7 @@ from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import Z_UP_AXES
 from gaussian_splatting.formats.file_placement import placed_cloud
 from gaussian_splatting.formats.packing import (
+    Columns,
     cloud_of,
     columns,
     logarithms,
@@ -24,7 +25,7 @@ from gaussian_splatting.formats.packing import (
 )
 from sugar_extractors.export.usd.library import load_usd, new_stage
 from sugar_extractors.export.usd.process import ANTIALIASED_KEY, WIDTHS
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.files import atomic_path, require_regular_file
 from sugar_utils.libraries import run_alone
 
@@ -118,9 +119,10 @@ def read_usd_gaussians(path: Path, notify: Notify = print) -> GaussianCloud:
             quats = np.roll(quats.reshape(len(means), 4), 1, axis=1)
             log_scales = logarithms(scales.reshape(len(means), 3))
         except _READ_ERRORS as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = reason_of(error)[:200]
             raise UserError(f"{path}: damaged, or no field of Gaussians ({reason})") from error
     sh_dc = harmonics[:, 0]
     sh_rest = harmonics[:, 1:]
-    cloud = cloud_of(path, means, quats, log_scales, opacities, sh_dc, sh_rest)
+    values = Columns(means, quats, log_scales, opacities, sh_dc, sh_rest)
+    cloud = cloud_of(path, values, notify)
     return placed_cloud(replace(cloud, antialiased=antialiased), matrix, path, notify)
