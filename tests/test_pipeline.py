@@ -7,6 +7,7 @@ import ast
 import json
 import math
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from sugar_pipeline.quality.model_metrics import metrics_options, metrics_parser
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.command_line import as_flags
+from tests.support.repository import ROOT
 from tests.support.tiny_scene import (
     SHORT_PIPELINE,
     assert_same_bits,
@@ -212,6 +214,31 @@ def test_a_whole_run_writes_all_results(run):
     report = (run / "refined" / "scene" / FINE / "report.html").read_text(encoding="utf-8")
     for word in ("Coarse mesh", "Refined mesh", "Textured mesh", "coarse SuGaR", "refinement"):
         assert word in report
+
+
+WITHOUT_EXTRAS = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if f"{name}.".startswith(("sugar_maps.", "sugar_viewer.", "sugar_pipeline.blocks.")):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Absent())
+import train_full_pipeline
+sys.exit(train_full_pipeline.main())
+"""
+
+
+@pytest.mark.slow
+def test_a_run_does_without_maps_blocks_and_viewer(inputs, tmp_path):
+    words = list(map(str, inputs))
+    words[2] = "--gs_output_dir"
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, *words, "--output_dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "scene" / "mesh.obj").is_file()
 
 
 def test_a_finished_run_is_not_repeated(inputs, run, capsys):
