@@ -5,13 +5,7 @@ import os
 
 # The second one of Pillow and pycolmap to be loaded uses the image libraries of the first. Pillow's
 # work for both; with pycolmap's, saving a few PNG files corrupts the heap.
-from PIL import Image, PngImagePlugin, _imaging  # noqa: F401
-
-# Pillow refuses images of 179 megapixels and texts of 1 MiB, which are sound: phones take 200
-# megapixels, textures of 16,384 pixels have 268, editors write their history into PNG files.
-Image.MAX_IMAGE_PIXELS = 1 << 30
-PngImagePlugin.MAX_TEXT_CHUNK = 1 << 26
-PngImagePlugin.MAX_TEXT_MEMORY = 1 << 28
+from PIL import _imaging  # noqa: F401
 
 # Idle OpenMP threads of torch would spin on the cores that the kernels' own threads need:
 # on two cores that costs a third of all CPU time. Read once, when torch is imported.

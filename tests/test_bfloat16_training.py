@@ -108,7 +108,7 @@ def test_formats_are_part_of_the_identity_and_can_be_changed_on_purpose(scene, t
     assert run_cli(vanilla_train.main, *vanilla_flags(scene, first)) == 0
     other = MODES["bf16"]
     assert run_cli(vanilla_train.main, *vanilla_flags(scene, first, *other)) == 2
-    assert "optimizer_state: (not set) → bf16" in capsys.readouterr().err
+    assert "--optimizer_state unset -> bf16" in capsys.readouterr().err
     source = first / "checkpoints" / "9.pt"
     flags = vanilla_flags(scene, second, "--resume", source, *other)
     assert run_cli(vanilla_train.main, *flags) == 0

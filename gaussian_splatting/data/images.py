@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin
 from torch import Tensor
 from torch.nn import functional
 
@@ -40,6 +40,12 @@ from sugar_utils.memory import available_bytes, trim_heap
 
 if TYPE_CHECKING:
     import pycolmap
+
+# Pillow refuses images of 179 megapixels and texts of 1 MiB, which are sound: phones take 200
+# megapixels, textures of 16,384 pixels have 268, editors write their history into PNG files.
+Image.MAX_IMAGE_PIXELS = 1 << 30
+PngImagePlugin.MAX_TEXT_CHUNK = 1 << 26
+PngImagePlugin.MAX_TEXT_MEMORY = 1 << 28
 
 OUTLINE = (255, 0, 200)
 IMAGE_ERRORS = (
