@@ -407,7 +407,7 @@ def test_a_printer_gets_one_closed_body_in_millimetres(tmp_path, capsys):
     body = trimesh.load(tmp_path / "a.stl")
     sides = " x ".join(f"{side:.1f}" for side in body.extents)
     volume = body.volume / 1000
-    assert f"{len(body.faces):,} triangles, {sides} mm, closed, {volume:.3g} cm3\n" in told
+    assert f"{len(body.faces):,} triangles, {sides} mm, closed, {volume:,.1f} cm3\n" in told
     assert "texels" not in told
     assert body.is_watertight
     assert body.volume > 0

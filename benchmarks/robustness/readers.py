@@ -40,6 +40,7 @@ from PIL import Image
 from benchmarks.robustness import mutations
 from benchmarks.robustness import reader_cameras as cameras
 from benchmarks.robustness import reader_gaussians as gaussians
+from benchmarks.robustness import reader_placements as placements
 from benchmarks.robustness import reader_records as records
 from benchmarks.robustness import reader_scenes as scenes
 from benchmarks.robustness import reader_surfaces as surfaces
@@ -205,6 +206,12 @@ def _readers() -> dict[str, Reader]:
             records.read_results,
             ("out/transform.json",),
             records.results_variant,
+        ),
+        "placement": Reader(
+            placements.write_placed,
+            placements.read_placed,
+            (placements.FILE, placements.RECORD, placements.RECORD),
+            placements.placed_variant,
         ),
         "settings": Reader(
             records.write_settings_file,

@@ -46,4 +46,4 @@ def write_printable(export: MeshExport, kind: str) -> None:
     if open_share:
         state = f"{open_share:.2%} of its edges are open: close it before printing"
     volume = signed_volume(written) / _CUBIC_MILLIMETRES
-    export.notify(f"{written.n_faces:,} triangles, {sides} mm, {state}, {volume:.3g} cm3")
+    export.notify(f"{written.n_faces:,} triangles, {sides} mm, {state}, {volume:,.1f} cm3")
