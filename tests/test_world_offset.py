@@ -20,7 +20,7 @@ import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.colmap import write_poses
-from gaussian_splatting.data.world_offset import read_offset, world_offset
+from gaussian_splatting.data.world_offset import read_offset, world_offset, write_offset
 from gaussian_splatting.formats.ply import read_gaussian_ply, read_point_ply, write_gaussian_ply
 from gaussian_splatting.scenes.reference_layout import (
     load_reference_checkpoint,
@@ -33,6 +33,7 @@ from sugar_extractors.export.formats import FORMATS
 from sugar_extractors.mesh.extraction import region_boxes
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.placing import PlacementOptions
+from sugar_pipeline.blocks.tracks import read_capture_points
 from sugar_scene.mesh_files.textured_mesh_io import write_textured_mesh
 from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
 from tests.test_export_placement import four_colored_faces
@@ -153,6 +154,47 @@ def test_points_to_start_from_may_be_in_either_coordinates(far_scene, tmp_path):
         write_wide_ply(tmp_path / f"{name}.ply", cloud, shift)
         read[name], _ = read_point_ply(tmp_path / f"{name}.ply", print, offset)
     np.testing.assert_allclose(read["original"], read["moved"], atol=1e-6)
+
+
+def capture_with_offset(root: Path, is_far: bool, folder_offset: np.ndarray) -> TinyScene:
+    """A capture in UTM coordinates or near the origin, moved by an offset before it was written."""
+    scene = moved_scene(root) if is_far else make_tiny_scene(root)
+    write_offset(root, folder_offset)
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("is_far", "folder_offset"),
+    [(True, np.zeros(3)), (False, UTM), (True, np.array([0.0, 5e4, 0]))],
+)
+def test_points_for_blocks_lie_where_those_of_the_scene_do(is_far, folder_offset, tmp_path):
+    capture = capture_with_offset(tmp_path / "scan", is_far, folder_offset)
+    scene = load_scene(capture.root, size_rule=FULL, notify=print)
+    points = read_capture_points(capture.root, scene).positions
+    np.testing.assert_allclose(points, scene.points, atol=1e-6)
+    original = capture.points + folder_offset
+    np.testing.assert_allclose(scene.points + scene.offset, original, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_far", [True, False])
+@pytest.mark.parametrize("folder_offset", [np.zeros(3), UTM])
+def test_files_beside_a_capture_may_have_its_coordinates_or_the_original_ones(
+    is_far, folder_offset, tmp_path
+):
+    capture = capture_with_offset(tmp_path / "scan", is_far, folder_offset)
+    scene = load_scene(capture.root, size_rule=FULL, notify=print)
+    for points in (capture.points, capture.points + folder_offset):
+        found = points - scene.offset_in_folder(points)
+        np.testing.assert_allclose(found, scene.points, atol=1e-6)
+
+
+def test_a_checkpoint_keeps_its_offset_where_the_scene_has_no_model(far_scene, tmp_path):
+    output = tmp_path / "vanilla"
+    assert run_cli(vanilla_train.main, "-s", far_scene.root, "-m", output, "--iterations", 2) == 0
+    shutil.copytree(far_scene.root / "images", tmp_path / "scan" / "images")
+    checkpoint = load_reference_checkpoint(output, 2, print)
+    scene = load_scene_for_checkpoint(tmp_path / "scan", checkpoint, size_rule=FULL, notify=print)
+    np.testing.assert_array_equal(scene.offset, read_offset(output))
 
 
 def test_poses_are_written_in_the_coordinates_of_the_model(far_scene, tmp_path):

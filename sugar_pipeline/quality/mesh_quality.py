@@ -17,7 +17,7 @@ Only the object counts. What is compared, and where:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +66,17 @@ class Reference:
     low: np.ndarray  # low corner of the box inside which a mesh is judged, (3,) world units
     high: np.ndarray  # high corner, (3,)
     size: float  # longest side of the object in world units
+
+    def moved_back(self, offset: np.ndarray) -> Reference:
+        """Return the same in a world from which an offset, (3,), is subtracted."""
+        surface = replace(self.surface, vertices=self.surface.vertices - offset)
+        return replace(
+            self,
+            surface=surface,
+            visible_points=self.visible_points - offset,
+            low=self.low - offset,
+            high=self.high - offset,
+        )
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,7 @@ class MeshQuality:
 
 
 def read_reference(scene_dir: Path) -> Reference:
-    """Read the true surface of a rendered scene.
+    """Read the true surface of a rendered scene, in the coordinates of its files.
 
     Raises:
         UserError: The scene has none, or a damaged one.
