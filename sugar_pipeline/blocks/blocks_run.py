@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sugar_extractors.outputs.result_page import write_index
-from sugar_pipeline.blocks.automatic import find_cameras
+from sugar_pipeline.blocks.automatic import find_cameras, read_capture
+from sugar_pipeline.blocks.block_flags import check_capture
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.block_task import STAGES, BlockTask, later_stages, run_task
 from sugar_pipeline.blocks.cluster import run_on_cluster
@@ -37,6 +38,7 @@ def run_in_blocks(
         UserError: A flag cannot act with blocks, or a block has failed.
     """
     find_cameras(args, console)
+    check_capture(args.blocks, read_capture(args))
     plan = full_plan(args)
     folder = (args.output_dir / "blocks" / scene_name(args.scene_path)).resolve()
     blocks, scene = prepare_blocks(args, given, folder, console)
