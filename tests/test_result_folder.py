@@ -105,6 +105,18 @@ def test_files_of_an_earlier_run_do_not_stay_beside_those_of_this_one(made, tmp_
     assert names == {"mesh.ply", "splats.ply", *RECORDS}
 
 
+def test_files_of_runs_of_other_kinds_go_and_those_of_others_stay(made, tmp_path):
+    (tmp_path / "tiles").mkdir()
+    earlier = ["mesh_00.png", "mesh_104.png", "mesh.ply", "report.html", "index.html"]
+    earlier += ["tiles/tileset.json", "tiles/tile_00.glb", "tiles/overview_0.glb"]
+    others = ["log.txt", "mesh_notes.png", "tiles/mine.glb"]
+    for name in (*earlier, *others):
+        (tmp_path / name).write_text("of an earlier run")
+    written(made, tmp_path)
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
+    assert files == {*NAMES, *others, "tiles"}
+
+
 def test_coordinates_of_the_scene_are_kept_where_that_is_asked_for(made, tmp_path):
     note = written(made, tmp_path, PlacementOptions(orient="none"))
     np.testing.assert_array_equal(note["matrix"], np.eye(4))
