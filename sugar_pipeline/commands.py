@@ -93,6 +93,7 @@ class _Outcome:
 
     exit_code: int  # 0 where it succeeded
     text: str  # the report or the mesh, or the error
+    seconds: float | None = None  # that the run took by its own account
 
 
 def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) -> None:
@@ -114,7 +115,10 @@ def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) ->
         console.headline(f"scene {number} of {len(scenes)}: {scene}")
         start = time.monotonic()
         outcome = _outcome_of(args, scene, console)
-        minutes = (time.monotonic() - start) / 60
+        seconds = outcome.seconds
+        if seconds is None:
+            seconds = time.monotonic() - start
+        minutes = seconds / 60
         code_text = outcome.exit_code or "ok"
         rows.append((str(scene), f"{code_text:>2}  {minutes:6.1f} min  {outcome.text}"))
         if outcome.exit_code:
@@ -131,7 +135,7 @@ def _outcome_of(args: argparse.Namespace, scene: Path, console: Console) -> _Out
     try:
         folder = scene_folder(scene, output_folders(args), console.info)
         result = run_scene(with_flags(args, scene_path=folder), console)
-        return _Outcome(0, f"{result.report or result.mesh}")
+        return _Outcome(0, f"{result.report or result.mesh}", result.seconds)
     except Interrupted:
         raise
     except Exception as error:

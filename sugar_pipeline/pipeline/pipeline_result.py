@@ -90,11 +90,31 @@ class PipelineResult:
     splats_are_coarse: bool = False
     files: list[Path] = field(default_factory=list)  # of the folder of results, in its order
     grade: Grade | None = None
+    seconds: float | None = None  # that the run took, in all its processes
 
     @property
     def mesh(self) -> Path | None:
         """The last mesh that was made: the textured one if there is one."""
         return self.textured or self.coarse_mesh
+
+    @property
+    def coarse_record(self) -> StageRecord | None:
+        """The record of the coarse training stage; None where it did not run."""
+        records = [record for record in self.records if record.name.startswith(COARSE)]
+        return records[0] if records else None
+
+    @property
+    def splats(self) -> Path | None:
+        """The ``.pt`` of the Gaussians that are handed out; None where there are none."""
+        if self.refined is not None and not self.splats_are_coarse:
+            return self.refined
+        coarse = self.coarse_record
+        return None if coarse is None else coarse.outputs[0]
+
+    @property
+    def splats_title(self) -> str:
+        """Title of pictures of these Gaussians."""
+        return "Refined Gaussians" if self.splats == self.refined else "Coarse Gaussians"
 
     @property
     def last_run_directory(self) -> Path | None:
