@@ -34,7 +34,16 @@ from sugar_extractors.mesh.extraction import region_boxes
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.blocks.tracks import read_capture_points
+from sugar_pipeline.pipeline.pipeline_flags import train_parser
+from sugar_pipeline.pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline.pipeline_run import _measure
+from sugar_pipeline.pipeline.plan import train_plan
+from sugar_pipeline.quality import mesh_quality
+from sugar_pipeline.quality.mesh_quality import make_reference
 from sugar_scene.mesh_files.textured_mesh_io import write_textured_mesh
+from sugar_scene.surface_queries import sample_surface
+from sugar_scene.triangle_mesh import write_mesh_ply
+from tests.support.mesh_scenes import sphere
 from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
 from tests.test_export_placement import four_colored_faces
 
@@ -246,6 +255,22 @@ def far_result(far_scene, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("far_result") / "vanilla"
     assert run_cli(vanilla_train.main, "-s", far_scene.root, "-m", output, "--iterations", 2) == 0
     return output
+
+
+def test_known_geometry_is_moved_with_the_capture(far_scene, far_result, tmp_path, monkeypatch):
+    ball = sphere()
+    samples = sample_surface(ball.vertices, ball.faces, 5_000)
+    box = np.stack([ball.vertices.min(axis=0), ball.vertices.max(axis=0)])
+    reference = make_reference(ball, samples.points, samples.normals, box)
+    monkeypatch.setattr(mesh_quality, "read_reference", lambda root: reference.moved_back(-UTM))
+    (far_scene.root / mesh_quality.OBJECT_FILE).touch()
+    mesh_path = tmp_path / "mesh.ply"
+    write_mesh_ply(mesh_path, replace(ball, vertices=ball.vertices + UTM - read_offset(far_result)))
+    words = ["-s", str(far_scene.root), "-c", str(far_result), "-i", "2", "-r", "density"]
+    plan = train_plan(train_parser(None).parse_args(words))
+    quality = _measure(plan, PipelineResult(coarse_mesh=mesh_path))["coarse mesh"]
+    assert quality.chamfer < 1e-4
+    assert quality.f_scores[-1] == 1.0
 
 
 @pytest.mark.parametrize("to", ["ply", "gltf", "usd", "las"])
