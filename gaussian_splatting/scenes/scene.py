@@ -61,6 +61,7 @@ from gaussian_splatting.scenes.checkpoint_cameras import (
 )
 from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.scenes.transforms_json import find_transforms, read_transforms
+from sugar_utils.command_text import command_text
 from sugar_utils.errors import Notify, UserError
 
 TEST_INTERVAL = 8
@@ -224,7 +225,7 @@ def load_scene(root: Path | str, **options: Any) -> Scene:
         raise UserError(
             f"{root}: no scene found; looked for a COLMAP model in sparse/0, sparse and "
             "colmap/sparse/0 (cameras and images, .bin or .txt), and for transforms_train.json and "
-            "transforms.json; find cameras with gaussian_splatting/convert.py, or check -s"
+            f"transforms.json; find cameras with {command_text('convert', '-s', root)}, or check -s"
         )
     train = sorted(source.train_cameras, key=lambda camera: camera.name)
     if source.test_cameras is None:
@@ -261,7 +262,7 @@ def load_scene_for_checkpoint(
     if scene_options.masks.masks in FOUND and checkpoint.object_masks is None:
         raise UserError(
             f"--masks {scene_options.masks.masks}: {checkpoint.root} has no estimated masks; train "
-            "it with this flag, as train_full_pipeline.py does"
+            f"it with this flag, as {command_text('run')} does"
         )
     if checkpoint.cameras is None:
         notify(f"{checkpoint.root} has no cameras.json; taking the cameras of {root}")
@@ -347,8 +348,8 @@ def _checked_root(root: Path | str) -> Path:
     root = Path(root)
     if root.suffix.lower() in VIDEO_SUFFIXES and root.is_file():
         raise UserError(
-            f"{root}: a video has no cameras yet; find them with gaussian_splatting/convert.py -s "
-            f"{root}, then use -s {root.with_suffix('')}"
+            f"{root}: a video has no cameras yet; find them with "
+            f"{command_text('convert', '-s', root)}, then use -s {root.with_suffix('')}"
         )
     if not root.is_dir():
         raise UserError(f"{root}: no such scene folder; check -s")

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -55,6 +53,7 @@ from sugar_trainers.naming import LOG, scene_name
 from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_options import load_capture
 from sugar_utils import html
+from sugar_utils.command_text import command_text
 from sugar_utils.console import Console, duration_text
 from sugar_utils.errors import Notify, UserError, say_nothing, shortened
 from sugar_utils.files import check_writable
@@ -429,13 +428,7 @@ def _print_result(result: PipelineResult, console: Console, minutes: object = No
         names.append(result.report.name)
     folder = result.files[0].parent
     console.headline(f"results in {folder}: {', '.join(names)}")
-    console.headline(f"to look at them: {_show_command(folder)}")
-
-
-def _show_command(folder: Path) -> str:
-    is_sugar = Path(sys.argv[0]).stem == "sugar"
-    program = "sugar view" if is_sugar else "python view.py"
-    return f"{program} {shlex.quote(str(folder))}"
+    console.headline(f"to look at them: {command_text('view', folder)}")
 
 
 def _grades_of_results(result: PipelineResult) -> list[Grade]:
@@ -519,4 +512,4 @@ def _summary(plan: PipelinePlan, result: PipelineResult) -> Summary:
         is_replaced = record.name == REFINEMENT and result.splats_are_coarse
         if is_replaced and record.grade is not None:
             notes.append(record.grade.reason)
-    return Summary(result.grade, notes, result.files, _show_command(plan.result_folder))
+    return Summary(result.grade, notes, result.files, command_text("view", plan.result_folder))

@@ -30,6 +30,7 @@ from gaussian_splatting.formats.ply import ply_errors
 from sugar_scene import triangle_mesh
 from sugar_scene.surface_queries import AreaSamples, Surface, sample_surface
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.command_text import command_text
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, require_regular_file
 from sugar_utils.schemas import Coordinate, Count, conform
@@ -137,7 +138,7 @@ def read_reference(scene_dir: Path) -> Reference:
         if not (scene_dir / name).is_file():
             raise UserError(
                 f"{scene_dir} has no {name}: its geometry is not known, so a mesh cannot be "
-                "measured; use a rendered scene such as the one of train.py --demo"
+                f"measured; use a rendered scene such as the one of {command_text('demo')}"
             )
     path = scene_dir / FACTS_FILE
     facts = conform(read_json(path), _Facts, path, "make the scene again")
