@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 import train
+from sugar_pipeline.commands import run_train
 from sugar_pipeline.pipeline import pipeline_run
+from sugar_pipeline.pipeline.pipeline_flags import train_parser
 from sugar_utils.errors import UserError
+from sugar_utils.html import duration_text
 from tests.support.tiny_scene import (
     SHORT_PIPELINE,
     make_tiny_checkpoint,
@@ -122,6 +125,22 @@ def test_a_folder_of_results_that_fails_ends_in_an_error_and_leaves_the_rest(
     (output / "scan" / "splats.ply").rmdir()
     repeated(inputs, output, capsys)
     assert (output / "scan" / "splats.ply").is_file()
+
+
+def test_the_result_of_the_function_names_the_files_in_one_line(inputs, output, capsys):
+    options = train_parser(None).parse_args([str(word) for word in inputs])
+    options.output_dir = output
+    result = run_train(options)
+    assert result.folder == output / "scan"
+    names = {path.name for path in result.files}
+    here = {path.name for path in (output / "scan").iterdir()}
+    assert names == here - {"log.txt", "times.json"}
+    assert all(path.is_file() for path in result.files)
+    text = repr(result)
+    assert "\n" not in text
+    assert str(result.folder) in text
+    assert "mesh.glb" in text
+    assert duration_text(result.seconds) in text
 
 
 def test_the_report_comes_back_into_the_folder_of_results(inputs, output, capsys):

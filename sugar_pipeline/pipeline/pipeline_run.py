@@ -310,6 +310,9 @@ class _PipelineRun:
             self._times.write()
         except UserError as error:
             console.warn(f"no report: {error}")
+        page = plan.result_folder / REPORT_FILE
+        if result.files and page.is_file():
+            result.files.append(page)
         if result.last_run_directory is not None and plan.given:
             write_settings(result.last_run_directory, plan.given)
         for name, quality in result.quality.items():
@@ -424,11 +427,8 @@ def _print_result(result: PipelineResult, console: Console, minutes: object = No
     if not result.files:
         return
     names = [path.name for path in result.files]
-    if result.report is not None and result.report.name not in names:
-        names.append(result.report.name)
-    folder = result.files[0].parent
-    console.headline(f"results in {folder}: {', '.join(names)}")
-    console.headline(f"to look at them: {command_text('view', folder)}")
+    console.headline(f"results in {result.folder}: {', '.join(names)}")
+    console.headline(f"to look at them: {command_text('view', result.folder)}")
 
 
 def _grades_of_results(result: PipelineResult) -> list[Grade]:
