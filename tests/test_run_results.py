@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import train
+from sugar_pipeline import commands
 from sugar_pipeline.commands import run_train
 from sugar_pipeline.pipeline import pipeline_run
 from sugar_pipeline.pipeline.pipeline_flags import train_parser
@@ -85,7 +86,10 @@ def test_the_log_begins_with_the_first_stage(finished):
 
 @pytest.mark.parametrize(
     ("step", "warning"),
-    [("_measure", "the mesh is not measured: no"), ("_PipelineRun._write_report", "no report: no")],
+    [
+        ("_measure", "the mesh is not measured: no"),
+        ("_PipelineRun._report_content", "no report: no"),
+    ],
 )
 def test_what_fails_at_the_end_costs_no_folder_of_results(
     inputs, output, capsys, monkeypatch, step, warning
@@ -134,13 +138,85 @@ def test_the_result_of_the_function_names_the_files_in_one_line(inputs, output, 
     assert result.folder == output / "scan"
     names = {path.name for path in result.files}
     here = {path.name for path in (output / "scan").iterdir()}
-    assert names == here - {"log.txt", "times.json"}
+    assert names == here - {"log.txt", "times.json", "finished.json"}
     assert all(path.is_file() for path in result.files)
     text = repr(result)
     assert "\n" not in text
     assert str(result.folder) in text
     assert "mesh.glb" in text
     assert duration_text(result.seconds) in text
+
+
+@pytest.fixture
+def own(inputs, output, tmp_path, capsys) -> tuple[tuple, Path]:
+    """Flags of a run with a scene of its own, which has ended, and its output."""
+    root = shutil.copytree(inputs[1], tmp_path / "scan")
+    words = (inputs[0], root, *inputs[2:])
+    shutil.rmtree(output / "scan")
+    repeated(words, output, capsys)
+    return words, output
+
+
+def count_runs(monkeypatch) -> list[object]:
+    """A list that gets an entry whenever the stages are run."""
+    runs: list[object] = []
+    run_planned = commands.run_planned
+
+    def counted(*arguments):
+        runs.append(arguments)
+        return run_planned(*arguments)
+
+    monkeypatch.setattr(commands, "run_planned", counted)
+    return runs
+
+
+def test_a_repetition_with_nothing_to_do_reads_no_scene_and_tells_the_same(
+    own, capsys, monkeypatch
+):
+    words, output = own
+    runs = count_runs(monkeypatch)
+    said = repeated(words, output, capsys)
+    assert runs == []
+    assert said.count("finished already") == 4
+    assert "expected minutes" not in said
+    for sentence in ("took ", "the result is ", f"results in {output / 'scan'}", "to look at them"):
+        assert sentence in said
+
+
+@pytest.mark.parametrize("change", ["photograph", "mask", "result", "flag", "notes"])
+def test_a_repetition_looks_again_where_anything_has_changed(own, capsys, monkeypatch, change):
+    words, output = own
+    root = words[1]
+    if change == "photograph":
+        path = sorted((root / "images").iterdir())[0]
+        path.write_bytes(path.read_bytes() + b"0")
+    elif change == "mask":
+        (root / "masks").mkdir()
+        (root / "masks" / "notes.txt").touch()
+    elif change == "result":
+        (output / "scan" / "mesh.glb").unlink()
+    elif change == "flag":
+        words = (*words, "--lit", "True", "--overwrite", "True")
+    else:
+        (output / "scan" / "finished.json").write_text("{}")
+    runs = count_runs(monkeypatch)
+    run_cli(train.main, *words, "--output_dir", output)
+    assert len(runs) == 1
+
+
+def test_images_behind_a_link_are_looked_at(own, tmp_path, capsys, monkeypatch):
+    words, output = own
+    images = words[1] / "images"
+    images.rename(tmp_path / "elsewhere")
+    try:
+        images.symlink_to(tmp_path / "elsewhere")
+    except OSError:
+        pytest.skip("no links here")
+    path = sorted((tmp_path / "elsewhere").iterdir())[0]
+    path.write_bytes(path.read_bytes() + b"0")
+    runs = count_runs(monkeypatch)
+    run_cli(train.main, *words, "--output_dir", output)
+    assert len(runs) == 1
 
 
 def test_the_report_comes_back_into_the_folder_of_results(inputs, output, capsys):

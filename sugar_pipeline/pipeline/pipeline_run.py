@@ -302,11 +302,8 @@ class _PipelineRun:
             result.quality = _measure(plan, result)
         except UserError as error:
             console.warn(f"the mesh is not measured: {error}")
-        seconds = time.monotonic() - conclusion_start
-        self._times.add("results", seconds, plan.result_folder / TRANSFORM)
-        result.seconds = self._times.total
         try:
-            result.report = self._write_report()
+            result.report = self._write_report(conclusion_start)
             self._times.write()
         except UserError as error:
             console.warn(f"no report: {error}")
@@ -315,11 +312,6 @@ class _PipelineRun:
             result.files.append(page)
         if result.last_run_directory is not None and plan.given:
             write_settings(result.last_run_directory, plan.given)
-        for name, quality in result.quality.items():
-            console.headline(
-                f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
-                f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
-            )
         files = {
             "mesh": result.coarse_mesh,
             "refined model": result.refined,
@@ -329,15 +321,23 @@ class _PipelineRun:
         for label, path in files.items():
             if path is not None:
                 console.info(f"{label}: {path}")
-        _print_result(result, console, plan.given.get("minutes"))
+        print_result(result, console, plan.given.get("minutes"))
 
-    def _write_report(self) -> Path | None:
+    def _end_of_run(self, conclusion_start: float) -> None:
+        """Note how long the run took."""
+        seconds = time.monotonic() - conclusion_start
+        self._times.add("results", seconds, self.plan.result_folder / TRANSFORM)
+        self.result.seconds = self._times.total
+
+    def _write_report(self, conclusion_start: float) -> Path | None:
         """Write the report into the folder of the last training stage, and a copy to the results.
 
-        None where nothing was trained, or where it could not be written.
+        The run ends when all is there that it shows. None where nothing was trained, or where it
+        could not be written.
         """
         result = self.result
         notify = self._console.warn
+        self._end_of_run(conclusion_start)
         directory = result.last_run_directory
         if directory is None:
             return None
@@ -347,6 +347,8 @@ class _PipelineRun:
         if all(_is_current(page, result.records) for page in (path, copy)):
             return path
         content = self._report_content()
+        self._end_of_run(conclusion_start)
+        content = replace(content, seconds=result.seconds)
         scene = scene_name(self.plan.coarse.scene_path)
         title = f"{TITLE} {scene}"
         if copy != path:
@@ -387,7 +389,6 @@ class _PipelineRun:
             ),
             quality=result.quality,
             model=pipeline_report.model_to_turn(textured, scene, self._console.warn),
-            seconds=result.seconds,
         )
 
 
@@ -409,12 +410,17 @@ def _outcome(record: StageRecord) -> str:
     return f"  {record.name}: {', '.join(facts)}{quality}"
 
 
-def _print_result(result: PipelineResult, console: Console, minutes: object = None) -> None:
-    """Print the duration, the grade, the views that were left out, and where the results are.
+def print_result(result: PipelineResult, console: Console, minutes: object = None) -> None:
+    """Print how long a run took, how good its results are, and where they are.
 
     Args:
         minutes: That were planned; None without a plan.
     """
+    for name, quality in result.quality.items():
+        console.headline(
+            f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
+            f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
+        )
     if result.seconds is not None:
         planned = "" if minutes is None else f"; the plan was {minutes:g} minutes"
         console.headline(f"took {html.duration_text(result.seconds)}{planned}")
