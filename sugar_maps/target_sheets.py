@@ -21,6 +21,7 @@ from sugar_maps.printed_targets import (
     dictionary_of,
     load_opencv,
 )
+from sugar_utils.command_text import command_text
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, check_writable
@@ -89,8 +90,8 @@ def write_target_sheet(options: TargetSheetOptions, console: Console | None = No
     if path.exists() and not options.overwrite:
         raise UserError(f"{path}: is there already; pass --overwrite True, or another name")
     check_writable(path.parent)
-    opencv = load_opencv("print_targets.py")
-    (pdf,) = load_package("print_targets.py", "reportlab", "reportlab.pdfgen.canvas")
+    opencv = load_opencv(command_text("targets"))
+    (pdf,) = load_package(command_text("targets"), "reportlab", "reportlab.pdfgen.canvas")
     dictionary = dictionary_of(opencv, options.kind)
     n_kind = len(dictionary.bytesList)
     end = options.first + options.count

@@ -30,7 +30,12 @@ PathLike = str | Path
 def run(scene: PathLike, *, progress: Listener | None = None, **flags: object) -> PipelineResult:
     """Make a textured mesh of photographs, a video or a scene, as ``sugar run``.
 
+    The result has the files of the folder of results, which people take away, and those that the
+    stages left in the world of the scene.
+
     >>> result = run("scan", gs_output_dir="gaussians", low_poly=True, **small)
+    >>> [path.name for path in result.files if path.suffix in (".obj", ".ply", ".html")]
+    ['mesh.obj', 'splats.ply', 'index.html', 'report.html']
     >>> result.mesh.suffix, result.report.name
     ('.obj', 'report.html')
     """

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sugar_utils import __version__
+from sugar_utils.command_text import SCRIPTS
 from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import Notify, OtherSettings, UserError, say_nothing
 from sugar_utils.torchrun import is_follower
@@ -188,73 +189,73 @@ def _named(place: str) -> Callable[..., Any]:
 
 VERBS: dict[str, Program] = {
     "demo": Program(
-        "train.py",
+        SCRIPTS["train"],
         "make a small scene, take it through all stages, measure the mesh",
         _RUN_TRAIN,
         parser=_TRAIN_PARSER,
         chosen={"demo": True},
     ),
     "run": Program(
-        "train_full_pipeline.py",
+        SCRIPTS["run"],
         "photographs or a video to a textured mesh",
         _RUN_FULL,
         parser=_FULL_PARSER,
     ),
     "train": Program(
-        "train.py",
+        SCRIPTS["train"],
         "a 3DGS checkpoint to a textured mesh",
         _RUN_TRAIN,
         parser=_TRAIN_PARSER,
     ),
     "convert": Program(
-        "gaussian_splatting/convert.py",
+        SCRIPTS["convert"],
         "camera poses of photographs or a video",
         "sugar_capture.convert_run:convert",
         "sugar_capture.convert_options:ConvertOptions",
     ),
     "vanilla": Program(
-        "gaussian_splatting/train.py",
+        SCRIPTS["vanilla"],
         "vanilla 3D Gaussian splatting",
         _STAGE,
         "gaussian_splatting.vanilla.vanilla_run:VanillaOptions",
         "gaussian_splatting.vanilla.vanilla_run:vanilla_parser",
     ),
     "mesh": Program(
-        "extract_mesh.py",
+        SCRIPTS["mesh"],
         "a coarse model to a mesh",
         "sugar_extractors.mesh.extraction:extract_coarse_mesh",
         "sugar_extractors.mesh.mesh_config:mesh_options",
         "sugar_extractors.mesh.mesh_config:MeshOptions",
     ),
     "refine": Program(
-        "train_refined.py",
+        SCRIPTS["refine"],
         "refine a mesh and the Gaussians bound to it",
         _STAGE,
         "sugar_trainers.refine_run:RefineOptions",
     ),
     "texture": Program(
-        "extract_refined_mesh_with_texture.py",
+        SCRIPTS["texture"],
         "a refined model to a textured mesh",
         "sugar_extractors.texture.texturing:extract_textured_mesh",
         "sugar_extractors.texture.texturing:TextureOptions",
         "sugar_extractors.texture.texturing:texture_parser",
     ),
     "view": Program(
-        "view.py",
+        SCRIPTS["view"],
         "results on a page in the browser",
         "sugar_viewer.view_run:view",
         "sugar_viewer.view_run:ViewOptions",
         takes_results=True,
     ),
     "render": Program(
-        "render.py",
+        SCRIPTS["render"],
         "pictures or a video of results",
         "sugar_viewer.render_run:render_results",
         "sugar_viewer.render_run:RenderOptions",
         takes_results=True,
     ),
     "export": Program(
-        "export.py",
+        SCRIPTS["export"],
         "a result in the format of another program",
         "sugar_extractors.export.export_run:export",
         "sugar_extractors.export.export_options:ExportOptions",
@@ -262,7 +263,7 @@ VERBS: dict[str, Program] = {
         takes_results=True,
     ),
     "metrics": Program(
-        "metrics.py",
+        SCRIPTS["metrics"],
         "measure refined models on held-out views",
         "sugar_pipeline.quality.model_metrics:measure",
         "sugar_pipeline.quality.model_metrics:metrics_options",
@@ -270,21 +271,21 @@ VERBS: dict[str, Program] = {
         takes_results=True,
     ),
     "scan": Program(
-        "place_scan.py",
+        SCRIPTS["scan"],
         "bring a laser scan from a map to the world of a capture",
         "sugar_maps.scan_placing:place_scan",
         "sugar_maps.scan_placing:ScanOptions",
         takes_results=True,
     ),
     "targets": Program(
-        "print_targets.py",
+        SCRIPTS["targets"],
         "numbered targets to print, for the scale of a capture",
         "sugar_maps.target_sheets:write_target_sheet",
         "sugar_maps.target_sheets:TargetSheetOptions",
         takes_results=True,
     ),
     "doctor": Program(
-        "train.py",
+        SCRIPTS["train"],
         "check the installation, and scene and checkpoint if given",
         _RUN_TRAIN,
         parser=_TRAIN_PARSER,

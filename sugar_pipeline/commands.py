@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from gaussian_splatting.scenes.scene_path import output_folders, scene_folder
 from sugar_capture.scene_folder import is_scene
 from sugar_pipeline.demo.demo_scene import run_demo, timed_demo
 from sugar_pipeline.doctor import run_doctor
+from sugar_pipeline.pipeline.finished_run import FinishedRun
 from sugar_pipeline.pipeline.pipeline_flags import DEMO_FLAGS, full_parser, train_parser
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline.pipeline_run import print_result
 from sugar_pipeline.pipeline.plan import full_plan, train_plan
 from sugar_pipeline.timing.one_run import run_planned, with_checked_mode
 from sugar_trainers.naming import scene_name
@@ -34,7 +37,10 @@ def run_train(args: argparse.Namespace) -> PipelineResult | None:
         return None
     changed_flags = given_flags(args, train_parser(None))
     if not args.demo:
-        return run_planned(args, train_plan, changed_flags, console_of(args))
+        console = console_of(args)
+        return _unless_finished(
+            args, console, lambda: run_planned(args, train_plan, changed_flags, console)
+        )
     ignored = [f"--{name}" for name in changed_flags if name not in DEMO_FLAGS]
     if ignored and Launch.read().rank == 0:
         print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
@@ -65,8 +71,31 @@ def run_full(args: argparse.Namespace, console: Console | None = None) -> Pipeli
     return run_scene(with_flags(args, scene_path=scene), console)
 
 
+def _unless_finished(
+    args: argparse.Namespace, console: Console, run: Callable[[], PipelineResult]
+) -> PipelineResult:
+    """Run all stages on one scene, unless an earlier process did and nothing has changed."""
+    missing = args.scene_path is None or not args.scene_path.exists()
+    if missing or Launch.read().size > 1:
+        return run()
+    finished = FinishedRun(args)
+    result = finished.result()
+    if result is None:
+        result = run()
+        finished.note(result)
+        return result
+    for record in result.records:
+        console.headline(f"finished already: {record.outputs[0]}")
+    print_result(result, console, args.minutes)
+    return result
+
+
 def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:
     """Run all stages on one scene, in blocks where it does not fit into memory."""
+    return _unless_finished(args, console, lambda: _run_unfinished(args, console))
+
+
+def _run_unfinished(args: argparse.Namespace, console: Console) -> PipelineResult:
     # Cameras may be computed to choose the mode: minutes that count.
     start = time.monotonic()
     blocks = package_or_none("sugar_pipeline.blocks.entry")
@@ -93,6 +122,7 @@ class _Outcome:
 
     exit_code: int  # 0 where it succeeded
     text: str  # the report or the mesh, or the error
+    seconds: float | None = None  # that the run took by its own account
 
 
 def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) -> None:
@@ -114,7 +144,10 @@ def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) ->
         console.headline(f"scene {number} of {len(scenes)}: {scene}")
         start = time.monotonic()
         outcome = _outcome_of(args, scene, console)
-        minutes = (time.monotonic() - start) / 60
+        seconds = outcome.seconds
+        if seconds is None:
+            seconds = time.monotonic() - start
+        minutes = seconds / 60
         code_text = outcome.exit_code or "ok"
         rows.append((str(scene), f"{code_text:>2}  {minutes:6.1f} min  {outcome.text}"))
         if outcome.exit_code:
@@ -131,7 +164,7 @@ def _outcome_of(args: argparse.Namespace, scene: Path, console: Console) -> _Out
     try:
         folder = scene_folder(scene, output_folders(args), console.info)
         result = run_scene(with_flags(args, scene_path=folder), console)
-        return _Outcome(0, f"{result.report or result.mesh}")
+        return _Outcome(0, f"{result.report or result.mesh}", result.seconds)
     except Interrupted:
         raise
     except Exception as error:

@@ -37,6 +37,7 @@ from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.coarse_run import CoarseOptions, options_of_mode
 from sugar_trainers.stage_memory import predict_coarse
 from sugar_utils import device as devices
+from sugar_utils.command_text import command_text
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.memory import available_bytes, format_bytes
@@ -50,8 +51,8 @@ REQUIRED = ("numpy", "scipy", "pycolmap", "plyfile", "pillow", "rich", "msgspec"
 OPTIONAL = {
     "tensorboard": "curves of a run",
     "xatlas": "--texture_atlas xatlas",
-    "lpips": "LPIPS in metrics.py",
-    "viser": "view.py and --viewer",
+    "lpips": f"LPIPS in {command_text('metrics')}",
+    "viser": f"{command_text('view')} and --viewer",
 }
 BACKENDS = {"gsplat": "gsplat", "inria": "diff_gaussian_rasterization"}
 MANY = 0.05  # share of Gaussians from which something is worth a warning

@@ -37,6 +37,7 @@ from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
 from sugar_trainers.refine_stage import build_refine_stage
 from sugar_trainers.stage_config import RefineConfig
 from sugar_trainers.stage_options import StageContext, TrainingOptions
+from sugar_utils.command_text import command_text
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest
 from sugar_utils.settings import flag
@@ -57,7 +58,7 @@ class RefineOptions(TrainingOptions[BoundCloud]):
         "coarse mesh (PLY with vertex colours); needed",
         short="-m",
         parse=Path,
-        missing="pass the coarse mesh that extract_mesh.py made",
+        missing=f"pass the coarse mesh that {command_text('mesh')} made",
     )
     output_dir: Path | None = _alone(
         None, "parent of the run's folder; unset: output/refined/<scene>", short="-o", parse=Path

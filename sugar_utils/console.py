@@ -35,6 +35,7 @@ from sugar_utils.files import require_regular_file
 _RATE_SECONDS = 10.0
 _RATE_SHARE = 0.2
 _REDRAW_SECONDS = 0.1
+_KEPT_LINES = 10_000  # of messages before there is a log
 _QUIET_STEPS = 10  # lines that a loop prints where there is neither a bar nor --verbose
 
 Listener = Callable[[str, int, int], None]  # gets the name of a loop, its iteration and its last
@@ -92,6 +93,7 @@ class Console(contextlib.AbstractContextManager):
         self.pace = pace
         self.listener = listener
         self._log: IO[str] | None = None
+        self._kept_lines: deque[str] = deque(maxlen=_KEPT_LINES)  # for a log that is opened later
         if log_path is not None:
             self.open_log(Path(log_path))
 
@@ -197,13 +199,16 @@ class Console(contextlib.AbstractContextManager):
             yield show
 
     def open_log(self, path: Path) -> None:
-        """Log to a file from now on; appended to when it exists."""
+        """Log to a file, from the first message that is in no log yet; appended to if it exists."""
         self.close()
         advice = "fix the permissions or choose another output folder"
         with explained(f"cannot write {path}:", advice):
             path.parent.mkdir(parents=True, exist_ok=True)
             require_regular_file(path, missing_ok=True)
             self._log = path.open("a", encoding="utf-8", newline="\n", errors="replace")
+        lines = "".join(self._kept_lines)
+        self._kept_lines.clear()
+        self._append(lines)
 
     def close(self) -> None:
         """Close the log."""
@@ -245,11 +250,16 @@ class Console(contextlib.AbstractContextManager):
             self._write_log(f"warning: {message}")
 
     def _write_log(self, message: str) -> None:
-        if self._log is None:
-            return
         stamp = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+        self._append(f"{stamp} {message}\n")
+
+    def _append(self, lines: str) -> None:
+        """Add lines to the log, or keep them for one that is opened later."""
+        if self._log is None:
+            self._kept_lines.append(lines)
+            return
         try:
-            self._log.write(f"{stamp} {message}\n")
+            self._log.write(lines)
             self._log.flush()
         except OSError as error:
             log = self._log

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from gaussian_splatting.core.moved import moved_points, scale_of_matrix
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, camera_extent
 from gaussian_splatting.formats.placement import Placement
-from gaussian_splatting.scenes.scene import Scene
-from sugar_extractors.outputs.result_photographs import placed_camera
+from gaussian_splatting.scenes.scene import Scene, SizeRule
+from sugar_extractors.outputs.result_photographs import PHOTOGRAPHS, placed_camera, read_photographs
 from sugar_utils.errors import UserError
 
 
@@ -37,6 +37,40 @@ def _placement_in_own_axes(path: Path) -> Placement:
     placement = Placement.of(path)
     turn = placement.to_own_axes(path)
     return placement if turn is None else placement.moved(turn)
+
+
+def scene_of_folder(paths: Sequence[Path], size: SizeRule) -> Scene | None:
+    """Return the cameras that the folder of some results holds, as a scene without points.
+
+    Args:
+        paths: Of the results.
+        size: Of the images.
+
+    Returns:
+        The scene, in the world of the capture; None where no folder of results has cameras.
+    """
+    folders = [path if path.is_dir() else path.parent for path in paths]
+    folder = next((folder for folder in folders if (folder / PHOTOGRAPHS).is_file()), None)
+    if folder is None:
+        return None
+    placement = Placement.of(folder)
+    to_scene = placement.to_scene()
+    cameras = [placed_camera(camera, to_scene) for camera in read_photographs(folder)]
+    sized = [camera.resized(*size.target(camera.width, camera.height)) for camera in cameras]
+    offset = placement.origin.world_offset
+    return Scene(
+        root=folder,
+        train_cameras=sized,
+        test_cameras=[],
+        original_train_cameras=cameras,
+        original_test_cameras=[],
+        points=np.zeros((0, 3), np.float32),
+        points_rgb=np.zeros((0, 3), np.uint8),
+        extent=camera_extent(cameras),
+        white_background=False,
+        description=f"{len(cameras)} cameras of {folder / PHOTOGRAPHS}",
+        offset=np.zeros(3) if offset is None else offset,
+    )
 
 
 def moved_scene(scene: Scene, matrix: np.ndarray) -> Scene:

@@ -14,6 +14,7 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.scenes.reference_layout import write_camera_list
+from sugar_utils.command_text import command_text
 from sugar_utils.errors import UserError
 from sugar_viewer.camera_paths import between, looking
 from sugar_viewer.page_server import view_of
@@ -55,7 +56,7 @@ class BoxPanel:
                 "Flags",
                 box_flags(*self.corners),
                 multiline=True,
-                hint="for extract_mesh.py and the pipelines",
+                hint=f"for {command_text('mesh')} and the pipelines",
             )
             self.words = server.gui.add_markdown("")
         size = float(np.linalg.norm(self.corners[1] - self.corners[0]))
@@ -208,7 +209,8 @@ class PathPanel:
         except UserError as error:
             self.words.content = str(error)
             return
-        self.words.content = f"`python render.py RESULT -s SCENE --path {self._file}`"
+        command = command_text("render", "RESULT", "-s", "SCENE", "--path", self._file)
+        self.words.content = f"`{command}`"
         if client is not None:
             client.send_file_download(self._file.name, self._file.read_bytes())
 

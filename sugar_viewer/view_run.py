@@ -26,7 +26,7 @@ from sugar_utils.flags import positive_float, positive_int
 from sugar_utils.settings import flag, made_of, without_flags
 from sugar_viewer import page_server as pages
 from sugar_viewer.first_view import AXES_WITHOUT_CAMERAS, first_view
-from sugar_viewer.placed_results import common_placement, moved_scene
+from sugar_viewer.placed_results import common_placement, moved_scene, scene_of_folder
 from sugar_viewer.result_search import find_results
 from sugar_viewer.tool_panels import box_around
 from sugar_viewer.view_layers import read_layer
@@ -51,7 +51,7 @@ class ViewOptions:
     scene_path: Path | None = _flag(
         None,
         "scene folder, for its cameras, photographs and points; unset: the one that the "
-        "results' own records name",
+        "results' own records name, or the cameras in the folder of results",
         short="-s",
         parse=Path,
     )
@@ -137,14 +137,22 @@ def view(
 
 
 def _capture(paths: Sequence[Path], options: ViewOptions, console: Console) -> Scene | None:
-    """Return the capture of the results; None if it is unknown."""
+    """Return the capture of the results, or else their cameras; None if these are unknown."""
     capture = capture_of(paths, options.scene_path, options.checkpoint_path)
-    if capture.scene is None:
-        console.info("no capture is known, so there are no cameras; name its folder with -s")
-        return None
-    if options.scene_path is None:
+    if options.scene_path is not None:
+        return scene_of(capture, SugarSize(), console.info)
+    if capture.scene is not None:
         console.info(f"the capture, by the records of the runs: {capture.scene}")
-    return scene_of(capture, SugarSize(), console.info)
+        try:
+            return scene_of(capture, SugarSize(), console.info)
+        except UserError as error:
+            console.warn(f"the capture is not shown: {error}")
+    scene = scene_of_folder(paths, SugarSize())
+    if scene is None:
+        console.info("no capture is known, so there are no cameras; name its folder with -s")
+    else:
+        console.info(scene.description)
+    return scene
 
 
 def metres_per_unit(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +14,15 @@ import torch
 
 from gaussian_splatting.formats import ply
 from gaussian_splatting.formats.gltf_container import split_glb
+from gaussian_splatting.formats.placement import Placement
 from sugar_pipeline.blocks import tiles
 from sugar_pipeline.blocks.block_refinement import joined_in_order, write_if_new
 from sugar_pipeline.blocks.joined_refinement import with_shared_means
+from sugar_pipeline.blocks.joining import join_results
 from sugar_pipeline.blocks.paged_obj import paged_obj
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.console import Console
 from tests.support.mesh_scenes import sphere_cloud
 
 SQUARE = np.array([[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]])
@@ -39,6 +44,33 @@ def textured_square(x: float, color: tuple[int, int, int]) -> TexturedMesh:
         uvs=uvs,
         texture=torch.tensor(color, dtype=torch.uint8).expand(8, 8, 3).contiguous(),
     )
+
+
+class Parts:
+    """Stands for the joined parts of a run in blocks that stopped after the mesh."""
+
+    plan = SimpleNamespace(blocks=(0, 1))
+    are_textured = False
+    matrix = np.eye(4)
+    placement = Placement(np.eye(4))
+
+    def mesh(self) -> TriangleMesh:
+        return square(0)
+
+    def write_splats(self, path: Path) -> int:
+        path.write_text("Gaussians")
+        return 1
+
+
+def test_files_of_an_earlier_whole_run_go(tmp_path):
+    earlier = ["mesh.glb", "mesh.png", "mesh.obj", "mesh.mtl", "report.html", "index.html"]
+    for name in (*earlier, "log.txt", "mine.txt"):
+        (tmp_path / name).write_text("of an earlier run")
+    scene = SimpleNamespace(calibrated_cameras=[])
+    files = join_results(Parts(), scene, tmp_path, Console.silent())
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {*(path.name for path in files), "log.txt", "mine.txt"}
+    assert names & set(earlier) == set()
 
 
 def test_what_surrounds_a_block_is_joined_behind_it():

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import train_full_pipeline
 from gaussian_splatting.formats.ply import read_gaussian_ply
@@ -186,6 +187,58 @@ def test_flags_that_cannot_act_are_refused_before_anything_is_done(
     words = ("-s", capture, "--output_dir", tmp_path / "out", *SHORT, *flags)
     assert problem in refused(capsys, *words)
     assert not (tmp_path / "out").exists()
+
+
+def add_maps(capture: Path, root: Path, folder: str, color: int | tuple[int, int, int]) -> Path:
+    """A copy of a capture with a map of one colour for each photograph in a folder of it."""
+    shutil.copytree(capture, root)
+    (root / folder).mkdir()
+    for path in (root / "images").iterdir():
+        with Image.open(path) as photograph:
+            size = photograph.size
+        mode = "L" if isinstance(color, int) else "RGB"
+        Image.new(mode, size, color).save(root / folder / f"{path.name}.png")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("folder", "color", "flags", "problem"),
+    [
+        ("masks", 255, (), "masks of an object do not go with blocks"),
+        ("mask", 255, (), "masks of an object do not go with blocks"),
+        ("normals", (128, 128, 0), ("--masks", "none"), "pass --normals none"),
+        ("none", 255, ("--masks", "auto", "--mask_mode", "ignore"), "masks of an object do not go"),
+    ],
+)
+def test_what_lies_in_the_capture_is_refused_like_its_flag(
+    capture, tmp_path, capsys, folder, color, flags, problem
+):
+    root = add_maps(capture, tmp_path / "scan", folder, color)
+    words = ("-s", root, "--output_dir", tmp_path / "out", *SHORT, *flags)
+    assert problem in refused(capsys, *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_masks_of_an_object_are_refused_before_cameras_are_found(capture, tmp_path, capsys):
+    root = add_maps(capture, tmp_path / "scan", "masks", 255)
+    shutil.rmtree(root / "sparse")
+    before = sorted(root.rglob("*"))
+    words = ("-s", root, "--output_dir", tmp_path / "out", *SHORT)
+    assert "masks of an object do not go with blocks" in refused(capsys, *words)
+    assert sorted(root.rglob("*")) == before
+
+
+def test_an_object_whose_masks_lie_in_the_capture_is_one_block(capture, tmp_path, monkeypatch):
+    monkeypatch.setattr(automatic, "PIXELS_PER_GAUSSIAN", 1)
+    root = add_maps(capture, tmp_path / "scan", "masks", 255)
+    args = full_parser(None).parse_args(["-s", str(root), "-r", "multiview"])
+    args.vram_budget = 0.4 * training_bytes(14 * 96 * 72, 96, 72, OptimizerConfig()) / 2**30
+    assert automatic_blocks(args, {}, _SILENT) == 1
+    args.mask_mode = "ignore"
+    assert automatic_blocks(args, {}, _SILENT) == 3
+    args.mask_mode = "object"
+    args.masks = "none"
+    assert automatic_blocks(args, {}, _SILENT) == 3
 
 
 def test_a_scheduler_that_does_not_answer(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -16,7 +17,15 @@ from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_pipeline import command_line
 from sugar_pipeline.command_line import PROGRAMS, VERBS, main
 from sugar_utils import __version__
-from tests.support.repository import FLOORS, ROOT, entry_points, name_of, native_files
+from sugar_utils.command_text import SCRIPTS, command_text
+from tests.support.repository import (
+    FLOORS,
+    ROOT,
+    entry_points,
+    name_of,
+    native_files,
+    production_files,
+)
 from tests.support.tiny_scene import run_cli
 
 # What ``sugar --help`` must not wait for.
@@ -143,3 +152,43 @@ def test_the_demo_runs_from_the_wheel_in_another_folder(wheel, tmp_path):
     assert list(elsewhere.glob("output/coarse_mesh/*/*.ply"))
     done = run_in(elsewhere, programs / "sugar", "doctor", "--device", "cpu")
     assert "no problems" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "has_scripts", "expected"),
+    [
+        ("/usr/bin/sugar", True, "sugar view 'my scan'"),
+        ("sugar.exe", False, "sugar view 'my scan'"),
+        ("train.py", True, "python view.py 'my scan'"),
+        ("notebook.py", False, "sugar view 'my scan'"),
+    ],
+)
+@pytest.mark.skipif(os.name == "nt", reason="quotes of another shell")
+def test_commands_are_worded_as_their_reader_starts_them(
+    program, has_scripts, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys, "argv", [program, "-s", "scan"])
+    if has_scripts:
+        (tmp_path / "view.py").touch()
+    assert command_text("view", Path("my scan"), root=tmp_path) == expected
+
+
+def test_every_verb_has_the_script_that_is_advised():
+    assert set(SCRIPTS) == set(VERBS)
+    for verb, program in VERBS.items():
+        script, *flags = SCRIPTS[verb].split()
+        assert script == program.script
+        assert flags == [f"--{name}" for name in program.chosen]
+        assert (ROOT / script).is_file()
+
+
+def test_messages_name_commands_through_one_function():
+    """A message that advises a script is of no use to those who installed the package."""
+    advice = re.compile(r'(?<!")"(?!"")[^"]*\bpython [\w/]+\.py')
+    lines = []
+    for path in production_files():
+        # Examples in the help of a verb are turned into its own.
+        if path.name != "pipeline_flags.py" and path not in entry_points():
+            text = path.read_text(encoding="utf-8")
+            lines += [line for line in text.splitlines() if advice.search(line)]
+    assert lines == []

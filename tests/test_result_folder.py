@@ -2,6 +2,7 @@
 """The folder to take away: plain names, upright and alike, with the matrix to the scene."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import trimesh
 
+import export
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
@@ -17,9 +19,11 @@ from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.pipeline.plan import result_folder
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, write_textured_mesh
 from sugar_scene.triangle_mesh import write_mesh_ply
+from sugar_utils.console import Console
 from sugar_viewer.result_search import find_results
+from sugar_viewer.view_run import ViewOptions, _capture
 from tests.support.mesh_scenes import icosahedron
-from tests.support.tiny_scene import make_tiny_scene
+from tests.support.tiny_scene import make_tiny_scene, run_cli
 from tests.test_export_placement import four_colored_faces
 
 RECORDS = {"transform.json", "photographs.json"}
@@ -105,6 +109,18 @@ def test_files_of_an_earlier_run_do_not_stay_beside_those_of_this_one(made, tmp_
     assert names == {"mesh.ply", "splats.ply", *RECORDS}
 
 
+def test_files_of_runs_of_other_kinds_go_and_those_of_others_stay(made, tmp_path):
+    (tmp_path / "tiles").mkdir()
+    earlier = ["mesh_00.png", "mesh_104.png", "mesh.ply", "report.html", "index.html"]
+    earlier += ["tiles/tileset.json", "tiles/tile_00.glb", "tiles/overview_0.glb"]
+    others = ["log.txt", "mesh_notes.png", "tiles/mine.glb"]
+    for name in (*earlier, *others):
+        (tmp_path / name).write_text("of an earlier run")
+    written(made, tmp_path)
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
+    assert files == {*NAMES, *others, "tiles"}
+
+
 def test_coordinates_of_the_scene_are_kept_where_that_is_asked_for(made, tmp_path):
     note = written(made, tmp_path, PlacementOptions(orient="none"))
     np.testing.assert_array_equal(note["matrix"], np.eye(4))
@@ -119,6 +135,63 @@ def test_the_viewer_shows_the_folder_and_passes_it_over_among_others(made, tmp_p
     write_textured_mesh(tmp_path / "output" / "refined_mesh" / "a.obj", made[2])
     (only,) = find_results([tmp_path / "output"], lambda line: None)
     assert only.path.name == "a.obj"
+
+
+@pytest.mark.parametrize("damage", ["gone", "without images"])
+def test_the_viewer_takes_the_cameras_of_the_folder_where_there_is_no_capture(
+    made, tmp_path, damage
+):
+    root, _, _, handed_out = made
+    copy = shutil.copytree(root / "scene", tmp_path / "scene")
+    scene = load_scene(copy, size_rule=VanillaSize(1), notify=lambda line: None)
+    folder = tmp_path / "out" / "scan"
+    write_result_folder(folder, handed_out, scene, PlacementOptions(scale_factor=2.0))
+    if damage == "gone":
+        shutil.rmtree(copy)
+    else:
+        shutil.rmtree(copy / "images")
+    options = ViewOptions((folder,))
+    paths = [result.path for result in find_results([folder], lambda line: None)]
+    found = _capture(paths, options, Console.silent())
+    cameras = {camera.name: camera for camera in found.calibrated_cameras}
+    assert set(cameras) == {camera.name for camera in scene.calibrated_cameras}
+    for camera in scene.calibrated_cameras:
+        np.testing.assert_allclose(cameras[camera.name].center, camera.center, atol=1e-9)
+        np.testing.assert_allclose(cameras[camera.name].rotation, camera.rotation, atol=1e-9)
+        assert cameras[camera.name].image_path is None
+    assert found.extent == pytest.approx(scene.extent, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("to", "source"),
+    [("spz", "splats.ply"), ("splat", "splats.ply"), ("glb", "mesh.obj"), ("obj", "mesh.obj")],
+)
+def test_the_folder_is_exported_like_its_file_for_the_format(made, tmp_path, to, source):
+    folder = tmp_path / "scan"
+    written(made, folder)
+    targets = [tmp_path / "of_folder" / f"a.{to}", tmp_path / "of_file" / f"a.{to}"]
+    for result, target in zip((folder, folder / source), targets, strict=True):
+        target.parent.mkdir()
+        assert run_cli(export.main, result, "--to", to, "-o", target) == 0
+    assert targets[0].read_bytes() == targets[1].read_bytes()
+
+
+def test_points_of_the_folder_are_those_of_its_mesh(made, tmp_path):
+    laspy = pytest.importorskip("laspy")
+    folder = tmp_path / "scan"
+    written(made, folder)
+    target = tmp_path / "a.las"
+    assert run_cli(export.main, folder, "--to", "las", "-o", target) == 0
+    n_vertices = len(read_textured_mesh(folder / "mesh.obj").vertices)
+    assert len(laspy.read(target).points) == n_vertices
+
+
+def test_a_folder_without_what_the_format_needs_is_one_line(made, tmp_path, capsys):
+    folder = tmp_path / "scan"
+    written(made, folder)
+    (folder / "mesh.obj").unlink()
+    assert run_cli(export.main, folder, "--to", "glb", "-o", tmp_path / "a.glb") == 2
+    assert "has no mesh.obj" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

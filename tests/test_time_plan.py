@@ -209,7 +209,6 @@ def test_without_minutes_the_expected_ones_are_told_once(tmp_path, monkeypatch, 
     times, plan = TimePlan(args, full_plan, {}, Console()), full_plan(args)
     for stage in ("vanilla", "coarse", "mesh", "refine", "texture"):
         assert times(stage, plan, None) is plan
-    times.conclude()
     told = capsys.readouterr().out
     assert told.count("expected minutes: vanilla 7.0, coarse 41.6") == 1
     assert told.count("\n") == 1

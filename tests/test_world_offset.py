@@ -20,7 +20,7 @@ import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.colmap import write_poses
-from gaussian_splatting.data.world_offset import read_offset, world_offset
+from gaussian_splatting.data.world_offset import read_offset, world_offset, write_offset
 from gaussian_splatting.formats.ply import read_gaussian_ply, read_point_ply, write_gaussian_ply
 from gaussian_splatting.scenes.reference_layout import (
     load_reference_checkpoint,
@@ -33,7 +33,17 @@ from sugar_extractors.export.formats import FORMATS
 from sugar_extractors.mesh.extraction import region_boxes
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.placing import PlacementOptions
+from sugar_pipeline.blocks.tracks import read_capture_points
+from sugar_pipeline.pipeline.pipeline_flags import train_parser
+from sugar_pipeline.pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline.pipeline_run import _measure
+from sugar_pipeline.pipeline.plan import train_plan
+from sugar_pipeline.quality import mesh_quality
+from sugar_pipeline.quality.mesh_quality import make_reference
 from sugar_scene.mesh_files.textured_mesh_io import write_textured_mesh
+from sugar_scene.surface_queries import sample_surface
+from sugar_scene.triangle_mesh import write_mesh_ply
+from tests.support.mesh_scenes import sphere
 from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
 from tests.test_export_placement import four_colored_faces
 
@@ -155,6 +165,47 @@ def test_points_to_start_from_may_be_in_either_coordinates(far_scene, tmp_path):
     np.testing.assert_allclose(read["original"], read["moved"], atol=1e-6)
 
 
+def capture_with_offset(root: Path, is_far: bool, folder_offset: np.ndarray) -> TinyScene:
+    """A capture in UTM coordinates or near the origin, moved by an offset before it was written."""
+    scene = moved_scene(root) if is_far else make_tiny_scene(root)
+    write_offset(root, folder_offset)
+    return scene
+
+
+@pytest.mark.parametrize(
+    ("is_far", "folder_offset"),
+    [(True, np.zeros(3)), (False, UTM), (True, np.array([0.0, 5e4, 0]))],
+)
+def test_points_for_blocks_lie_where_those_of_the_scene_do(is_far, folder_offset, tmp_path):
+    capture = capture_with_offset(tmp_path / "scan", is_far, folder_offset)
+    scene = load_scene(capture.root, size_rule=FULL, notify=print)
+    points = read_capture_points(capture.root, scene).positions
+    np.testing.assert_allclose(points, scene.points, atol=1e-6)
+    original = capture.points + folder_offset
+    np.testing.assert_allclose(scene.points + scene.offset, original, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_far", [True, False])
+@pytest.mark.parametrize("folder_offset", [np.zeros(3), UTM])
+def test_files_beside_a_capture_may_have_its_coordinates_or_the_original_ones(
+    is_far, folder_offset, tmp_path
+):
+    capture = capture_with_offset(tmp_path / "scan", is_far, folder_offset)
+    scene = load_scene(capture.root, size_rule=FULL, notify=print)
+    for points in (capture.points, capture.points + folder_offset):
+        found = points - scene.offset_in_folder(points)
+        np.testing.assert_allclose(found, scene.points, atol=1e-6)
+
+
+def test_a_checkpoint_keeps_its_offset_where_the_scene_has_no_model(far_scene, tmp_path):
+    output = tmp_path / "vanilla"
+    assert run_cli(vanilla_train.main, "-s", far_scene.root, "-m", output, "--iterations", 2) == 0
+    shutil.copytree(far_scene.root / "images", tmp_path / "scan" / "images")
+    checkpoint = load_reference_checkpoint(output, 2, print)
+    scene = load_scene_for_checkpoint(tmp_path / "scan", checkpoint, size_rule=FULL, notify=print)
+    np.testing.assert_array_equal(scene.offset, read_offset(output))
+
+
 def test_poses_are_written_in_the_coordinates_of_the_model(far_scene, tmp_path):
     scene = load_scene(far_scene.root, size_rule=FULL, eval_split=False, notify=print)
     folder = write_poses(far_scene.root / "sparse/0", tmp_path / "model", scene.train_cameras)
@@ -204,6 +255,22 @@ def far_result(far_scene, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("far_result") / "vanilla"
     assert run_cli(vanilla_train.main, "-s", far_scene.root, "-m", output, "--iterations", 2) == 0
     return output
+
+
+def test_known_geometry_is_moved_with_the_capture(far_scene, far_result, tmp_path, monkeypatch):
+    ball = sphere()
+    samples = sample_surface(ball.vertices, ball.faces, 5_000)
+    box = np.stack([ball.vertices.min(axis=0), ball.vertices.max(axis=0)])
+    reference = make_reference(ball, samples.points, samples.normals, box)
+    monkeypatch.setattr(mesh_quality, "read_reference", lambda root: reference.moved_back(-UTM))
+    (far_scene.root / mesh_quality.OBJECT_FILE).touch()
+    mesh_path = tmp_path / "mesh.ply"
+    write_mesh_ply(mesh_path, replace(ball, vertices=ball.vertices + UTM - read_offset(far_result)))
+    words = ["-s", str(far_scene.root), "-c", str(far_result), "-i", "2", "-r", "density"]
+    plan = train_plan(train_parser(None).parse_args(words))
+    quality = _measure(plan, PipelineResult(coarse_mesh=mesh_path))["coarse mesh"]
+    assert quality.chamfer < 1e-4
+    assert quality.f_scores[-1] == 1.0
 
 
 @pytest.mark.parametrize("to", ["ply", "gltf", "usd", "las"])

@@ -19,6 +19,7 @@ from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.formats.sog import read_sog
 from gaussian_splatting.formats.splat_file import read_splat
 from gaussian_splatting.formats.spz import read_spz
+from sugar_utils.command_text import command_text
 from sugar_utils.errors import Notify, UserError
 
 READERS: dict[str, Callable[[Path, Notify], GaussianCloud]] = {
@@ -45,7 +46,7 @@ def read_gaussians(
     if suffix not in READERS:
         raise UserError(
             f"{path}: not one of {', '.join(READERS)}; make one of it with "
-            f"python export.py {path} --to ply"
+            f"{command_text('export', path, '--to', 'ply')}"
         )
     placement = Placement.of(path)
     offset = placement.offset if placement.is_recorded else world_offset

@@ -55,6 +55,19 @@ def unique_cameras(cameras: Sequence[StoredCamera], notify: Notify) -> list[Stor
     return [by_name[name] for name in sorted(by_name)]
 
 
+def model_offset(checkpoint: ReferenceCheckpoint, folder_offset: np.ndarray | None) -> np.ndarray:
+    """Return what was subtracted from coordinates in the scene folder for a checkpoint. (3,)
+
+    Args:
+        folder_offset: Offset of the coordinates in the scene folder, (3,); None: there is none.
+    """
+    if checkpoint.recorded_offset is None:
+        return checkpoint.subtracted
+    if folder_offset is None:
+        return checkpoint.recorded_offset
+    return checkpoint.recorded_offset - folder_offset
+
+
 def in_world_of(
     source: CaptureModel, checkpoint: ReferenceCheckpoint, folder_offset: np.ndarray | None
 ) -> CaptureModel:
@@ -65,11 +78,7 @@ def in_world_of(
     Args:
         folder_offset: Offset of the coordinates in the scene folder, (3,); None: there is none.
     """
-    offset = checkpoint.subtracted
-    if checkpoint.recorded_offset is not None:
-        offset = checkpoint.recorded_offset
-        if folder_offset is not None:
-            offset = offset - folder_offset
+    offset = model_offset(checkpoint, folder_offset)
     if np.allclose(offset, source.offset, rtol=0, atol=_SAME_OFFSET):
         return source
     shift = offset - source.offset

@@ -54,16 +54,18 @@ from gaussian_splatting.data.names import (
     missing_images,
 )
 from gaussian_splatting.data.observations import KEEP_ALL, CaptureModel, Observations, ViewOptions
-from gaussian_splatting.data.world_offset import read_offset
+from gaussian_splatting.data.world_offset import offset_for, read_offset
 from gaussian_splatting.scenes.checkpoint_cameras import (
     in_world_of,
     merge_cameras,
+    model_offset,
     observations_of,
     unique_cameras,
     without_synthetic_test,
 )
 from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.scenes.transforms_json import find_transforms, read_transforms
+from sugar_utils.command_text import command_text
 from sugar_utils.errors import Notify, UserError
 
 TEST_INTERVAL = 8
@@ -152,12 +154,26 @@ class Scene:
     normals: KnownNormals = NO_NORMALS_KNOWN
     # Add it to results for the coordinates of the original capture, world units. (3,) float64
     offset: np.ndarray = field(default_factory=partial(np.zeros, 3))
+    # The part of it that is subtracted where files of the scene folder are read; the rest was
+    # subtracted before they were written. (3,) float64
+    model_offset: np.ndarray = field(default_factory=partial(np.zeros, 3))
 
     @property
     def calibrated_cameras(self) -> list[Camera]:
         """Training and held-out cameras at their calibrated size, without dropped ones."""
         cameras = (*self.original_train_cameras, *self.original_test_cameras)
         return [camera for camera in cameras if camera.name not in self.dropped_views]
+
+    def offset_in_folder(self, points: np.ndarray) -> np.ndarray:
+        """Return what brings points of a file in the scene folder into the scene. (3,) float64
+
+        The file has the coordinates of the other files there, or those of the original capture.
+
+        Args:
+            points: Its points, (P, 3); the result is to be subtracted from them.
+        """
+        earlier = self.offset - self.model_offset
+        return self.model_offset + offset_for(points - self.model_offset, earlier)
 
     @property
     def held_out_views(self) -> list[str]:
@@ -219,7 +235,7 @@ def load_scene(root: Path | str, **options: Any) -> Scene:
         raise UserError(
             f"{root}: no scene found; looked for a COLMAP model in sparse/0, sparse and "
             "colmap/sparse/0 (cameras and images, .bin or .txt), and for transforms_train.json and "
-            "transforms.json; find cameras with gaussian_splatting/convert.py, or check -s"
+            f"transforms.json; find cameras with {command_text('convert', '-s', root)}, or check -s"
         )
     train = sorted(source.train_cameras, key=lambda camera: camera.name)
     if source.test_cameras is None:
@@ -256,7 +272,7 @@ def load_scene_for_checkpoint(
     if scene_options.masks.masks in FOUND and checkpoint.object_masks is None:
         raise UserError(
             f"--masks {scene_options.masks.masks}: {checkpoint.root} has no estimated masks; train "
-            "it with this flag, as train_full_pipeline.py does"
+            f"it with this flag, as {command_text('run')} does"
         )
     if checkpoint.cameras is None:
         notify(f"{checkpoint.root} has no cameras.json; taking the cameras of {root}")
@@ -276,7 +292,7 @@ def load_scene_for_checkpoint(
         train = [camera for camera in cameras if camera.name not in held_out]
     else:
         train, test = split_cameras(cameras, scene_options.eval_split)
-    model = _model_of_checkpoint(checkpoint, cameras, source)
+    model = _model_of_checkpoint(root, checkpoint, cameras, source)
     earlier = EarlierChecks(
         checkpoint.dropped_views, checkpoint.object_masks, checkpoint.transient_masks
     )
@@ -303,7 +319,10 @@ def _read_source_for_checkpoint(
 
 
 def _model_of_checkpoint(
-    checkpoint: ReferenceCheckpoint, cameras: list[Camera], source: CaptureModel | None
+    root: Path,
+    checkpoint: ReferenceCheckpoint,
+    cameras: list[Camera],
+    source: CaptureModel | None,
 ) -> CaptureModel:
     """Return the cameras of a checkpoint with the points of the scene's own model."""
     description = f"{len(cameras)} cameras of {checkpoint.root / 'cameras.json'}"
@@ -314,7 +333,7 @@ def _model_of_checkpoint(
             points=np.zeros((0, 3), np.float32),
             points_rgb=np.zeros((0, 3), np.uint8),
             description=description,
-            offset=checkpoint.subtracted,
+            offset=model_offset(checkpoint, read_offset(root)),
         )
     return CaptureModel(
         train_cameras=cameras,
@@ -339,8 +358,8 @@ def _checked_root(root: Path | str) -> Path:
     root = Path(root)
     if root.suffix.lower() in VIDEO_SUFFIXES and root.is_file():
         raise UserError(
-            f"{root}: a video has no cameras yet; find them with gaussian_splatting/convert.py -s "
-            f"{root}, then use -s {root.with_suffix('')}"
+            f"{root}: a video has no cameras yet; find them with "
+            f"{command_text('convert', '-s', root)}, then use -s {root.with_suffix('')}"
         )
     if not root.is_dir():
         raise UserError(f"{root}: no such scene folder; check -s")
@@ -484,6 +503,7 @@ def _finish(
         depths=depths,
         normals=normals,
         offset=offset,
+        model_offset=source.offset,
     )
 
 

@@ -54,6 +54,19 @@ def mesh_of(result: Path) -> Path:
     return result
 
 
+def gaussians_of(result: Path) -> Path:
+    """Return the Gaussians of a result: of a folder of results its file of them."""
+    splats = result / SPLATS
+    return splats if splats.is_file() else result
+
+
+def points_of(result: Path) -> Path:
+    """Return the file of a result whose points are exported: of a folder of results its mesh."""
+    names = (f"{MESH}.obj", f"{MESH}.ply", SPLATS)
+    files = [result / name for name in names if (result / name).is_file()]
+    return files[0] if files else result
+
+
 def _expected_gaussians(mesh: Path) -> Path:
     """Return the file where a run leaves the Gaussians of a mesh."""
     if mesh.stem == MESH:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gaussian_splatting.formats.placement import Placement
+from sugar_extractors.export.companions import gaussians_of, mesh_of, points_of
 from sugar_extractors.export.engines.colliders import check_collision
 from sugar_extractors.export.engines.engine_options import EngineOptions
 from sugar_extractors.export.engines.levels import level_files
@@ -17,6 +18,7 @@ from sugar_extractors.export.format_types import (
     ExportFormat,
     GaussianFormat,
     MeshFormat,
+    PointFormat,
     World,
 )
 from sugar_extractors.export.formats import (
@@ -57,7 +59,8 @@ class ExportOptions:
     result: Path = _flag(
         MISSING,
         f"what to export. Gaussians: a {readable_suffixes()}, a .pt of "
-        "any stage, a folder; meshes: a textured .obj; both: a folder of results, or an .obj",
+        "any stage, a folder; meshes: a textured .obj; both: an .obj; any of them: a folder of "
+        "results",
         positional=True,
         parse=Path,
     )
@@ -221,6 +224,19 @@ class ExportOptions:
     def format(self) -> ExportFormat:
         """The entry of the table of formats that ``to`` names."""
         return FORMATS[self.to]
+
+    @property
+    def file(self) -> Path:
+        """The file to read: of a folder of results the one that the format is for."""
+        if isinstance(self.format, CombinedFormat):
+            return mesh_of(self.result)
+        if not self.result.is_dir():
+            return self.result
+        if isinstance(self.format, MeshFormat):
+            return mesh_of(self.result)
+        if isinstance(self.format, PointFormat):
+            return points_of(self.result)
+        return gaussians_of(self.result)
 
     @property
     def world(self) -> World:

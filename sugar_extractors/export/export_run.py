@@ -27,7 +27,7 @@ from gaussian_splatting.formats.placement import (
 )
 from gaussian_splatting.formats.spz import SpzFit
 from gaussian_splatting.scenes.scene import Scene
-from sugar_extractors.export.companions import companions_of, mesh_of
+from sugar_extractors.export.companions import companions_of
 from sugar_extractors.export.engines.colliders import Collider, collider_of
 from sugar_extractors.export.engines.levels import (
     coarser_levels,
@@ -287,9 +287,7 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
 
 
 def _main_file(options: ExportOptions) -> Path:
-    if isinstance(options.format, CombinedFormat):
-        return mesh_of(options.result)
-    return options.repose or options.result
+    return options.repose or options.file
 
 
 def _source_of(options: ExportOptions) -> Placement:
@@ -347,7 +345,7 @@ def _write_result(job: _Export, temporary: Paths) -> Placement:
 def _export_points(job: _Export, file_format: PointFormat, temporary: Paths) -> Placement:
     """Write points in full coordinates and return where they stand."""
     options = job.options
-    points = read_points(options.result, job.console.info)
+    points = read_points(options.file, job.console.info)
     to_start = job.to_start(job.source)
     if not np.array_equal(to_start, np.eye(4)):
         points = points.moved(to_start)
@@ -371,7 +369,7 @@ def _export_gaussians(job: _Export, file_format: GaussianFormat, temporary: Path
     options = job.options
     console = job.console
     cloud = _read_result(job, temporary)
-    require_gaussians(options.result, cloud)
+    require_gaussians(options.file, cloud)
     cloud = _moved_gaussians(cloud, job.to_start(job.source))
     matrix = file_format.matrix(job.world) @ job.matrix(cloud.means.double().numpy())
     cloud = _moved_gaussians(cloud, matrix)
@@ -428,12 +426,12 @@ def _read_result(job: _Export, temporary: Paths) -> GaussianCloud:
         write_binding(temporary[options.binding_file], bound)
         job.console.info(f"where each Gaussian sits on the mesh: {options.binding_file}")
         return cloud
-    if not has_gaussians(options.result):
+    if not has_gaussians(options.file):
         raise UserError(
-            f"{options.result}: holds no Gaussians, which are read from {readable_suffixes()}; "
+            f"{options.file}: holds no Gaussians, which are read from {readable_suffixes()}; "
             "choose --to glb or obj for a mesh"
         )
-    cloud, _ = open_gaussians(options.result, job.console.info)
+    cloud, _ = open_gaussians(options.file, job.console.info)
     return cloud
 
 
@@ -454,11 +452,11 @@ def _export_mesh(job: _Export, file_format: MeshFormat, temporary: Paths) -> np.
     """Write a textured mesh and return the matrix that placed it. (4, 4)"""
     options = job.options
     console = job.console
-    if options.result.suffix.lower() != ".obj":
+    if options.file.suffix.lower() != ".obj":
         raise UserError(
-            f"{options.result}: --to {options.to} needs the textured .obj of a refined model"
+            f"{options.file}: --to {options.to} needs the textured .obj of a refined model"
         )
-    (finest, *coarser), matrix = _placed_levels(job, options.result)
+    (finest, *coarser), matrix = _placed_levels(job, options.file)
     total = file_format.matrix(job.world) @ matrix
     is_turned_by_writer = file_format.writer_turns and job.world is World.CAPTURE
     to_writer = matrix if is_turned_by_writer else total

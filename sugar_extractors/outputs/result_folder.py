@@ -10,12 +10,13 @@ The tree of the original stays beside it, in the world of the capture::
     photographs.json                cameras of the photographs, in the world of these files
     report.html                     the report, written by the pipeline
     index.html                      mesh and Gaussians in one page, likewise
+    mesh_00.png ..., tiles/         of runs in blocks: a picture for each block, and 3D Tiles
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -24,9 +25,11 @@ import numpy as np
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_cloud, moved_points
 from gaussian_splatting.data.world_offset import MEANING
+from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
 from gaussian_splatting.formats.placement import (
     MESH,
     SPLATS,
+    TILES,
     TRANSFORM,
     Placement,
     glb_matrix,
@@ -44,6 +47,10 @@ from sugar_trainers.naming import INDEX
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, file_digest
 from sugar_utils.recipe import Recipe
+
+TILE_FOLDER = "tiles"
+PAGES = f"{MESH}_[0-9][0-9]*.png"  # pictures of the blocks
+TILE_FILES = (TILES, "tile_*.glb", "overview*.glb")
 
 
 @dataclass(frozen=True)
@@ -83,13 +90,7 @@ def write_result_folder(
     recipe = Recipe({"placement": asdict(options), "lit": results.lit}, results.sources)
     if recipe.is_current(note_file, files) and _has_placement(folder):
         return files
-    earlier_files = [note_file, *_all_files(folder)]
-    for path in earlier_files:
-        if path.is_dir():
-            raise UserError(f"{path}: is a folder; move it away")
-    # Without the first one the files of two runs are not taken for one.
-    for path in earlier_files:
-        path.unlink(missing_ok=True)
+    remove_results(folder)
     cloud = None if results.splats is None else results.read_splats()
     mesh = _read_mesh(results)
     vertices = _places(mesh, cloud)
@@ -109,6 +110,31 @@ def write_result_folder(
     origin = replace(placement.origin, model=results.splats, checkpoint=results.checkpoint)
     write_transform(folder, replace(placement, origin=origin), recipe)
     return files
+
+
+def remove_results(folder: Path) -> None:
+    """Remove what runs of any kind write into a folder of results, before one writes there.
+
+    The log of the run stays, and so do files of others.
+
+    Raises:
+        UserError: A folder has the name of such a file; nothing is removed then.
+    """
+    # Without the first one the files of two runs are not taken for one.
+    files = [folder / TRANSFORM]
+    files += textured_mesh_io.mesh_files(folder / f"{MESH}.obj", glb=True)
+    files += [folder / name for name in (f"{MESH}.ply", SPLATS, PHOTOGRAPHS, INDEX, REPORT_FILE)]
+    files += folder.glob(PAGES)
+    tile_folder = folder / TILE_FOLDER
+    for pattern in TILE_FILES:
+        files += tile_folder.glob(pattern)
+    for path in files:
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; move it away")
+    for path in files:
+        path.unlink(missing_ok=True)
+    if tile_folder.is_dir() and not any(tile_folder.iterdir()):
+        tile_folder.rmdir()
 
 
 def write_transform(folder: Path, placement: Placement, recipe: Recipe | None = None) -> Path:
@@ -142,12 +168,6 @@ def _files(folder: Path, results: HandedOut) -> list[Path]:
     if results.splats is not None:
         files.append(folder / SPLATS)
     return [*files, folder / PHOTOGRAPHS, folder / TRANSFORM]
-
-
-def _all_files(folder: Path) -> Sequence[Path]:
-    textured = textured_mesh_io.mesh_files(folder / f"{MESH}.obj", glb=True)
-    others = [f"{MESH}.ply", SPLATS, PHOTOGRAPHS, INDEX]
-    return [*textured, *[folder / name for name in others]]
 
 
 def _is_textured(results: HandedOut) -> bool:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from gaussian_splatting.core.moved import scale_of_matrix
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.scenes.reference_layout import camera_entry
-from sugar_utils.files import relative_path, write_json_atomic
+from gaussian_splatting.scenes.reference_layout import camera_entry, read_cameras_json
+from sugar_utils.files import read_json, relative_path, write_json_atomic
+from sugar_utils.schemas import FileName, conform
 
 PHOTOGRAPHS = "photographs.json"
 
@@ -38,6 +40,29 @@ def write_photographs(folder: Path, cameras: Sequence[Camera], matrix: np.ndarra
     target = folder / PHOTOGRAPHS
     write_json_atomic(target, entries)
     return target
+
+
+class _ImageEntry(msgspec.Struct):
+    """What an entry has beside its camera; paths are relative to the folder of results."""
+
+    image: FileName | None = None
+
+
+def read_photographs(folder: Path) -> list[Camera]:
+    """Read the cameras of a folder of results, with the images that are still there.
+
+    Raises:
+        UserError: An entry is malformed.
+    """
+    path = folder / PHOTOGRAPHS
+    entries = conform(read_json(path), list[_ImageEntry], path)
+    cameras = []
+    for stored, entry in zip(read_cameras_json(path), entries, strict=True):
+        image_path = None if entry.image is None else folder / entry.image
+        if image_path is not None and not image_path.is_file():
+            image_path = None
+        cameras.append(replace(stored.camera, image_path=image_path))
+    return cameras
 
 
 def placed_camera(camera: Camera, matrix: np.ndarray) -> Camera:

@@ -62,6 +62,7 @@ from sugar_scene.mesh_files.textured_mesh_io import (
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
 from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_utils import flags
+from sugar_utils.command_text import command_text
 from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError, printable
@@ -90,7 +91,7 @@ class TextureOptions(CaptureOptions):
         ".pt of a refinement, or its folder; needed",
         short="-m",
         parse=Path,
-        missing="pass the .pt that train_refined.py made",
+        missing=f"pass the .pt that {command_text('refine')} made",
     )
     mesh_output_dir: Path | None = _alone(
         None, "folder of the mesh; unset: output/refined_mesh/<scene>", short="-o", parse=Path

@@ -14,7 +14,7 @@ from gaussian_splatting.core.cloud import MAX_SH_DEGREE
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import find_model
 from gaussian_splatting.data.colmap_files import n_images_of
-from gaussian_splatting.data.masks import NONE
+from gaussian_splatting.data.masks import FOUND, NONE
 from gaussian_splatting.engine.memory_plan import (
     MemoryPlan,
     ModelLoad,
@@ -24,9 +24,9 @@ from gaussian_splatting.engine.memory_plan import (
     usable_bytes,
 )
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
-from gaussian_splatting.scenes.scene import load_scene
+from gaussian_splatting.scenes.scene import Scene, load_scene
 from sugar_capture.photographs import picture_files
-from sugar_capture.scene_folder import find_source, needs_cameras, scene_root
+from sugar_capture.scene_folder import find_source, needs_cameras, original_masks, scene_root
 from sugar_pipeline.pipeline.plan import convert_options, full_plan
 from sugar_trainers.coarse_run import CoarseOptions
 from sugar_utils.console import Console
@@ -40,6 +40,10 @@ Published models of the captures of mip-NeRF 360 have one for 50 (gardens) to 20
 """
 ALONE = ("minutes", "gs_output_dir", "init_ply", "depths", "normals")
 """Flags that speak of the whole capture in a way that its blocks cannot follow."""
+OBJECT_MASKS = (
+    "masks of an object do not go with blocks; an object fits into one. Pass --mask_mode ignore if "
+    "the masks hide what is in the way"
+)
 
 _PIXELS_PER_VISIBLE = 4  # of a view, for each Gaussian that it shows
 _TILES = 8  # tiles that a Gaussian is in
@@ -56,20 +60,16 @@ def automatic_blocks(
         args: Flags of the run, with its mode.
         given: Those that are not the defaults.
     """
-    if any(name in given for name in ALONE) or _has_object_masks(args):
+    if flags_of_whole(args, given) or asks_for_object_masks(args):
         return 1
     options = full_plan(args).coarse
     budget = usable_bytes(options.memory, options.compute.device, held=0)
     if budget is None or _surely_fits(args, options, budget):
         return 1
     find_cameras(args, console)
-    scene = load_scene(
-        scene_root(args.scene_path),
-        size_rule=options.size,
-        images_dir=args.images or "images",
-        eval_split=args.eval,
-        notify=say_nothing,
-    )
+    scene = read_capture(args)
+    if reason_for_one_block(scene) is not None:
+        return 1
     n_gaussians = expected_gaussians(scene.train_cameras, args.max_gaussians)
     view = scene.train_cameras[0]
     n_bytes = training_bytes(n_gaussians, view.width, view.height, _optimizer(options))
@@ -131,9 +131,58 @@ def count_photographs(args: argparse.Namespace) -> int | None:
     return len(picture_files(source.folder, source.recursive))
 
 
-def _has_object_masks(args: argparse.Namespace) -> bool:
-    """Whether an object is masked, which fits into one block."""
-    return args.mask_mode == "object" and args.masks not in (None, NONE)
+def flags_of_whole(args: argparse.Namespace, given: Mapping[str, object]) -> list[str]:
+    """Return the flags that were given and that the blocks of a capture cannot follow."""
+    return [f"--{name}" for name in ALONE if name in given and getattr(args, name) != NONE]
+
+
+def asks_for_object_masks(args: argparse.Namespace) -> bool:
+    """Whether masks of an object are certain before the capture is read.
+
+    They are named by flags, or lie beside images whose cameras are yet to be found. Those that are
+    estimated are always of an object.
+    """
+    if args.masks in FOUND:
+        return True
+    if args.mask_mode != "object" or args.masks == NONE:
+        return False
+    if args.masks is not None:
+        return True
+    if not needs_cameras(args.scene_path):
+        return False
+    source = find_source(args.scene_path)
+    return original_masks(source, None).name is not None
+
+
+def read_capture(args: argparse.Namespace) -> Scene:
+    """Read the whole capture as its training will, with what lies in its folder."""
+    plan = full_plan(args)
+    vanilla = plan.vanilla
+    assert vanilla is not None, "no checkpoint is given, so one is trained"
+    return load_scene(
+        scene_root(args.scene_path),
+        size_rule=plan.coarse.size,
+        images_dir=vanilla.images,
+        eval_split=args.eval,
+        masks=vanilla.mask_options,
+        depths=vanilla.depth_options,
+        normals=plan.coarse.normal_options,
+        view_options=vanilla.view_options,
+        notify=say_nothing,
+    )
+
+
+def reason_for_one_block(scene: Scene) -> str | None:
+    """Return what was found with a capture that its blocks cannot follow; None without it."""
+    cameras = [*scene.train_cameras, *scene.test_cameras]
+    if any(camera.shows_object for camera in cameras):
+        return OBJECT_MASKS
+    maps = {"depth": scene.depths.maps, "normal": scene.normals.maps}
+    for kind, of_kind in maps.items():
+        if of_kind:
+            folder = next(iter(of_kind.values())).path.parent
+            return f"{kind} maps do not go with blocks, and {folder} has some; pass --{kind}s none"
+    return None
 
 
 def find_cameras(args: argparse.Namespace, console: Console) -> None:

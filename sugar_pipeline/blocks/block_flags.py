@@ -7,8 +7,14 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from gaussian_splatting.data.masks import NONE
-from sugar_pipeline.blocks.automatic import ALONE, count_photographs
+from gaussian_splatting.scenes.scene import Scene
+from sugar_pipeline.blocks.automatic import (
+    OBJECT_MASKS,
+    asks_for_object_masks,
+    count_photographs,
+    flags_of_whole,
+    reason_for_one_block,
+)
 from sugar_pipeline.pipeline.pipeline_flags import runs_stage
 from sugar_utils.errors import UserError
 from sugar_utils.flags import AUTO
@@ -30,6 +36,18 @@ def require_views(n: int, n_views: int, root: Path) -> None:
         )
 
 
+def check_capture(n: int, scene: Scene) -> None:
+    """Refuse what was found with a capture that its blocks cannot follow, before it is cut.
+
+    Raises:
+        UserError: There is such a thing, or there are too few photographs.
+    """
+    reason = reason_for_one_block(scene)
+    if reason is not None:
+        raise UserError(f"--blocks {n}: {reason}")
+    require_views(n, len(scene.train_cameras), scene.root)
+
+
 def check_block_flags(args: argparse.Namespace, given: Mapping[str, object]) -> None:
     """Refuse flags that cannot act with blocks, before anything is done.
 
@@ -45,16 +63,13 @@ def check_block_flags(args: argparse.Namespace, given: Mapping[str, object]) -> 
         check_cluster(args.cluster)
     if args.blocks in (AUTO, 1):
         return
-    names = [f"--{name}" for name in ALONE if name in given]
+    names = flags_of_whole(args, given)
     if names:
         raise UserError(f"{', '.join(names)}: not with --blocks; leave one of them out")
     if not runs_stage(args, "mesh"):
         raise UserError(f"--stop_after {args.stop_after}: not with --blocks, which end in a mesh")
-    if args.mask_mode == "object" and args.masks not in (None, NONE):
-        raise UserError(
-            "--blocks: masks of an object do not go with blocks; an object fits into one. Pass "
-            "--mask_mode ignore if the masks hide what is in the way"
-        )
+    if asks_for_object_masks(args):
+        raise UserError(f"--blocks: {OBJECT_MASKS}")
     n_photographs = count_photographs(args)
     if n_photographs is not None:
         # Of these some are held out: a second check follows.

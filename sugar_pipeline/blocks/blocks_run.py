@@ -7,12 +7,14 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sugar_extractors.outputs.result_folder import TILE_FOLDER
 from sugar_extractors.outputs.result_page import write_index
-from sugar_pipeline.blocks.automatic import find_cameras
+from sugar_pipeline.blocks.automatic import find_cameras, read_capture
+from sugar_pipeline.blocks.block_flags import check_capture
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.block_task import STAGES, BlockTask, later_stages, run_task
 from sugar_pipeline.blocks.cluster import run_on_cluster
-from sugar_pipeline.blocks.joining import TILES, JoinedParts, join_results
+from sugar_pipeline.blocks.joining import JoinedParts, join_results
 from sugar_pipeline.blocks.preparation import prepare_blocks
 from sugar_pipeline.pipeline.pipeline_flags import full_parser, runs_stage
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
@@ -37,6 +39,7 @@ def run_in_blocks(
         UserError: A flag cannot act with blocks, or a block has failed.
     """
     find_cameras(args, console)
+    check_capture(args.blocks, read_capture(args))
     plan = full_plan(args)
     folder = (args.output_dir / "blocks" / scene_name(args.scene_path)).resolve()
     blocks, scene = prepare_blocks(args, given, folder, console)
@@ -62,7 +65,7 @@ def _write_page(plan: PipelinePlan, files: Sequence[Path], console: Console) -> 
     n_bytes = sum(path.stat().st_size for path in files if path.parent == plan.result_folder)
     if n_bytes > _LARGEST_ON_PAGE:
         console.info(
-            f"no {INDEX}: the results have {format_bytes(n_bytes)}; open {TILES}/tileset.json"
+            f"no {INDEX}: the results have {format_bytes(n_bytes)}; open {TILE_FOLDER}/tileset.json"
         )
         return []
     page = write_index(plan.result_folder, upright=True, lit=plan.texture.lit, notify=console.info)

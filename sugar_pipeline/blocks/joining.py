@@ -32,7 +32,7 @@ from gaussian_splatting.formats.ply import (
 )
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.outputs.result_folder import write_transform
+from sugar_extractors.outputs.result_folder import TILE_FOLDER, remove_results, write_transform
 from sugar_extractors.outputs.result_photographs import write_photographs
 from sugar_extractors.placing import PlacementOptions
 from sugar_extractors.results import read_state
@@ -53,7 +53,6 @@ from sugar_utils.files import check_writable
 MESH = "mesh.ply"
 TEXTURED = "mesh.obj"
 SPLATS = "splats.ply"
-TILES = "tiles"
 _WELD = 1e-6  # of the longest side of the meshed space; borders are equal to the bit
 _PLACED_POINTS = 200_000  # vertices that say where the whole stands
 
@@ -169,6 +168,7 @@ def join_results(parts: JoinedParts, scene: Scene, folder: Path, console: Consol
     """Write the results of the whole capture; return the files, the mesh first."""
     check_writable(folder)
     mesh = parts.mesh()
+    remove_results(folder)
     mesh_path = folder / MESH
     triangle_mesh.write_mesh_ply(mesh_path, mesh)
     files = [mesh_path]
@@ -186,7 +186,7 @@ def join_results(parts: JoinedParts, scene: Scene, folder: Path, console: Consol
 
 def _write_textured(parts: JoinedParts, folder: Path) -> list[Path]:
     """Write the pages of the OBJ, the tiles and the tileset."""
-    tile_folder = check_writable(folder / TILES)
+    tile_folder = check_writable(folder / TILE_FOLDER)
     written = []
     with paged_obj(folder / TEXTURED) as obj:
         for block, textured, placed in parts.textured():

@@ -73,4 +73,4 @@ def read_capture_points(root: Path, scene: Scene) -> CapturePoints:
         rows[image.name] = np.searchsorted(numbers, present)
     positions = np.array([point.xyz for point in points], np.float64).reshape(-1, 3)
     colors = np.array([point.color for point in points], np.uint8).reshape(-1, 3)
-    return CapturePoints(positions - scene.offset, colors, rows)
+    return CapturePoints(positions - scene.model_offset, colors, rows)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page about a whole pipeline: settings, time, memory and results of each stage.
 
-Photographs are compared with the refined Gaussians and the textured mesh.
+Photographs are compared with the Gaussians and the textured mesh that are handed out.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class ReportContent:
     model: bytes | None = None  # a GLB to be turned, at the top of the page
     quality: Mapping[str, MeshQuality] = field(default_factory=dict)  # by name of the mesh
     summary: Summary | None = None
+    seconds: float | None = None  # that the run took; None for the sum of its stages
 
 
 def write_report(
@@ -92,7 +93,9 @@ def write_report(
 def _page(root: Path, title: str, stages: Sequence[StageRecord], content: ReportContent) -> Page:
     """Build the page, whose links lead from the folder ``root``."""
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    total = sum(stage.seconds or 0.0 for stage in stages)
+    total = content.seconds
+    if total is None:
+        total = sum(stage.seconds or 0.0 for stage in stages)
     page = Page(title, f"{now}, {duration_text(total)}")
     if content.model is not None:
         page.model(content.model)
@@ -227,9 +230,10 @@ def mesh_picture_rows(
 def compare_with_photographs(
     scene: Scene,
     images: ImageStore,
-    refined: Gaussians | None,
+    gaussians: Gaussians | None,
     textured: TexturedMesh | None,
     device: torch.device | str = "cpu",
+    title: str = "Refined Gaussians",
 ) -> Comparison:
     """Compare four photographs with renders of the results.
 
@@ -238,9 +242,10 @@ def compare_with_photographs(
     Args:
         scene: Has the cameras.
         images: Has the photographs.
-        refined: The refined Gaussians, on the device.
+        gaussians: Those that are handed out, on the device.
         textured: The textured mesh, on the device.
         device: Renders.
+        title: Of the Gaussians.
     """
     white = scene.white_background
     background = plain_background(white, torch.device(device))
@@ -256,8 +261,8 @@ def compare_with_photographs(
         if counted is None:
             counted = torch.ones(image.shape[:2], dtype=torch.bool, device="cpu")
         photograph_row.append(Picture(photograph.numpy(), view.name))
-        if refined is not None:
-            render = render_view(refined, view, white=white, geometry=False).image
+        if gaussians is not None:
+            render = render_view(gaussians, view, white=white, geometry=False).image
             assert render is not None
             gaussian_row.append(_render_picture(render, photograph, counted, ""))
         if textured is not None:
@@ -273,11 +278,11 @@ def compare_with_photographs(
     if n_counted:
         coverage = (
             f"The textured mesh covers {n_covered / n_counted:.0%} of these views; the rest, such "
-            "as sky and distant background, is part of the refined Gaussians alone."
+            "as sky and distant background, is part of the Gaussians alone."
         )
     rows = {
         "Photograph": photograph_row,
-        "Refined Gaussians": gaussian_row,
+        title: gaussian_row,
         "Textured mesh": mesh_row,
     }
     filled_rows = {title: row for title, row in rows.items() if row}

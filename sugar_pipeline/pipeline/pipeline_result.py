@@ -14,6 +14,7 @@ from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.formats.placement import placed_gaussians, placed_path
 from sugar_pipeline.quality.grading import Grade, grade_model
 from sugar_pipeline.quality.mesh_quality import MeshQuality
+from sugar_utils.html import duration_text
 from sugar_utils.schemas import ResultNote, RunRecord, read_checked
 
 # Names of stages in messages and reports; that of the coarse stage goes on with its mode.
@@ -76,7 +77,7 @@ def dropped_views(records: Iterable[StageRecord]) -> dict[str, str]:
     return dropped
 
 
-@dataclass
+@dataclass(repr=False)
 class PipelineResult:
     """Files and figures of a run; filled stage by stage. None for what was not made."""
 
@@ -88,13 +89,48 @@ class PipelineResult:
     report: Path | None = None  # HTML file
     # Whether the refined model is worse than the coarse one, whose Gaussians become the result.
     splats_are_coarse: bool = False
-    files: list[Path] = field(default_factory=list)  # of the folder of results, in its order
+    files: list[Path] = field(default_factory=list)  # of the folder of results, the mesh first
     grade: Grade | None = None
+    seconds: float | None = None  # that the run took, in all its processes
+
+    def __repr__(self) -> str:
+        """Return one line: where the results are, which there are, and how good they are."""
+        where = "nothing was made" if self.folder is None else str(self.folder)
+        facts = [path.name for path in self.files]
+        if self.grade is not None:
+            facts.append(self.grade.word)
+        if self.seconds is not None:
+            facts.append(duration_text(self.seconds))
+        return f"<{type(self).__name__} {where}: {', '.join(facts)}>"
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of results; None where none was written."""
+        return self.files[0].parent if self.files else None
 
     @property
     def mesh(self) -> Path | None:
         """The last mesh that was made: the textured one if there is one."""
         return self.textured or self.coarse_mesh
+
+    @property
+    def coarse_record(self) -> StageRecord | None:
+        """The record of the coarse training stage; None where it did not run."""
+        records = [record for record in self.records if record.name.startswith(COARSE)]
+        return records[0] if records else None
+
+    @property
+    def splats(self) -> Path | None:
+        """The ``.pt`` of the Gaussians that are handed out; None where there are none."""
+        if self.refined is not None and not self.splats_are_coarse:
+            return self.refined
+        coarse = self.coarse_record
+        return None if coarse is None else coarse.outputs[0]
+
+    @property
+    def splats_title(self) -> str:
+        """Title of pictures of these Gaussians."""
+        return "Refined Gaussians" if self.splats == self.refined else "Coarse Gaussians"
 
     @property
     def last_run_directory(self) -> Path | None:

@@ -4,23 +4,21 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
-import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.reporting.health import FailedResult, problem_of
 from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
+from gaussian_splatting.formats.placement import TRANSFORM
 from gaussian_splatting.scenes.reference_layout import CHECKPOINT_FOLDER
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_capture.convert_options import ConvertOptions
 from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.export.reading import read_bound_gaussians, read_gaussians_in_scene
+from sugar_extractors.export.reading import read_gaussians_in_scene
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
@@ -44,16 +42,19 @@ from sugar_pipeline.pipeline.pipeline_result import (
     training_record,
 )
 from sugar_pipeline.pipeline.plan import PipelinePlan
+from sugar_pipeline.pipeline.run_times import TIMES_FILE, RunTimes
 from sugar_pipeline.pipeline.watched_stage import run_watched_stage
 from sugar_pipeline.quality import mesh_quality
 from sugar_pipeline.quality.grading import MAX_LOSS, Grade, grade_mesh, loses, mesh_health, worst
 from sugar_pipeline.quality.mesh_quality import MeshQuality
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
-from sugar_trainers.capture import load_views
+from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.naming import LOG, scene_name
 from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_options import load_capture
+from sugar_utils import html
+from sugar_utils.command_text import command_text
 from sugar_utils.console import Console, duration_text
 from sugar_utils.errors import Notify, OtherSettings, UserError, say_nothing, shortened
 from sugar_utils.files import check_writable
@@ -75,7 +76,10 @@ Revise = Callable[[str, PipelinePlan, ImageStore], PipelinePlan]
 
 
 def run_stages(
-    plan: PipelinePlan, console: Console | None = None, revise: Revise | None = None
+    plan: PipelinePlan,
+    console: Console | None = None,
+    revise: Revise | None = None,
+    start: float | None = None,
 ) -> PipelineResult:
     """Run all stages of a plan; what is finished already is not repeated.
 
@@ -86,15 +90,19 @@ def run_stages(
         plan: Options of the stages.
         console: Gets the messages; if None, the terminal.
         revise: Called before each stage with its name; returns the plan to go on with.
+        start: When the run began, by ``time.monotonic``; None: now.
 
     Raises:
         FailedResult: The result of a stage is a failure, and the plan does not force the rest.
+        UserError: The folder of results could not be written; all stages have their results.
     """
+    if start is None:
+        start = time.monotonic()
     group = plan.coarse.compute.group
     console = console or (Console() if group.is_first else Console.silent())
     white = plan.coarse.config.white_background
     with group.single_report(), ImageStore(white, sharers=group.size) as images:
-        run = _PipelineRun(plan, images, console)
+        run = _PipelineRun(plan, images, console, start)
         run.run_all(group, revise)
         if group.is_first:
             run.conclude()
@@ -107,6 +115,11 @@ def run_stages(
             f"{first_failure.name}: {first_failure.problem}; what was made is kept, "
             "--force True goes on"
         )
+    folder_problem = group.broadcast(run.folder_problem)
+    if folder_problem is not None:
+        raise UserError(
+            f"no folder of results: {folder_problem}; the results of all stages are kept"
+        )
     return run.result
 
 
@@ -116,11 +129,17 @@ class _PipelineRun:
     A stage reads the files of the stages before it; ``result`` collects what they made.
     """
 
-    def __init__(self, plan: PipelinePlan, images: ImageStore, console: Console) -> None:
+    def __init__(
+        self, plan: PipelinePlan, images: ImageStore, console: Console, start: float
+    ) -> None:
         self.plan = plan
         self.result = PipelineResult()
+        # Why the folder of results is not complete; None where it is, or there is none.
+        self.folder_problem: str | None = None
         self._images = images
         self._console = console
+        self._start = start
+        self._times = RunTimes(plan.result_folder / TIMES_FILE)
 
     def run_all(self, group: ProcessGroup, revise: Revise | None) -> None:
         """Run the stages, up to one that fails unless the plan forces the rest."""
@@ -131,6 +150,7 @@ class _PipelineRun:
         if self.plan.convert is None:
             check_places(self.plan)
         for number, stage in enumerate(self.plan.stages, start=1):
+            stage_start = time.monotonic()
             if revise is not None:
                 self.plan = revise(stage, self.plan, self._images)
             title = self._title(stage)
@@ -141,6 +161,7 @@ class _PipelineRun:
                     record = self._run_stage(stage)
                 if group.is_first:
                     record = self._compared_with_coarse(record)
+                    record = self._with_time(record, stage_start)
                     console.headline(_outcome(record))
                 self.result.records.append(record)
                 problem = record.problem
@@ -183,6 +204,14 @@ class _PipelineRun:
             raise
         if is_first:
             write_settings(folder, self.plan.given)
+
+    def _with_time(self, record: StageRecord, stage_start: float) -> StageRecord:
+        """Return the record of a stage that has just ended with the time that its result took."""
+        result = record.outputs[0]
+        if not self.result.records:
+            self._times.add("start", stage_start - self._start, result)
+        seconds = max(time.monotonic() - stage_start, record.seconds or 0.0)
+        return replace(record, seconds=self._times.add(record.name, seconds, result))
 
     def _title(self, stage: str) -> str:
         title = _TITLES[stage]
@@ -269,7 +298,7 @@ class _PipelineRun:
 
     def _compared_with_coarse(self, record: StageRecord) -> StageRecord:
         """Grade a refinement against the coarse model; other records stay as they are."""
-        coarse = _coarse_record(self.result)
+        coarse = self.result.coarse_record
         if record.name != REFINEMENT or coarse is None:
             return record
         loss = loses(record.health, coarse.health)
@@ -285,27 +314,36 @@ class _PipelineRun:
         return replace(record, grade=Grade("poor", reason))
 
     def conclude(self) -> None:
-        """Measure and grade the results, write their folder and the report, and print them."""
+        """Write the folder of results and the report, measure and grade them, and print them.
+
+        One of them that fails stops none of the others. ``folder_problem`` is kept for the end,
+        because that folder is what the run is for; a page about it is not worth an error.
+        """
         plan = self.plan
         result = self.result
         console = self._console
-        try:
-            result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
-            result.grade = worst(_grades_of_results(result))
-            has_failed = any(record.problem for record in result.records)
-            if plan.force or not has_failed:
+        conclusion_start = time.monotonic()
+        result.grade = worst(_grades_of_results(result))
+        has_failed = any(record.problem for record in result.records)
+        if plan.force or not has_failed:
+            try:
                 result.files = _write_result_folder(plan, result, console.warn)
-            result.report = self._write_report()
+            except UserError as error:
+                self.folder_problem = str(error)
+        try:
+            result.quality = _measure(plan, result)
         except UserError as error:
-            # All results are there; a page about them is not worth an error.
+            console.warn(f"the mesh is not measured: {error}")
+        try:
+            result.report = self._write_report(conclusion_start)
+            self._times.write()
+        except UserError as error:
             console.warn(f"no report: {error}")
+        page = plan.result_folder / REPORT_FILE
+        if result.files and page.is_file():
+            result.files.append(page)
         if result.last_run_directory is not None and plan.given:
             write_settings(result.last_run_directory, plan.given)
-        for name, quality in result.quality.items():
-            console.headline(
-                f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
-                f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
-            )
         files = {
             "mesh": result.coarse_mesh,
             "refined model": result.refined,
@@ -315,27 +353,37 @@ class _PipelineRun:
         for label, path in files.items():
             if path is not None:
                 console.info(f"{label}: {path}")
-        _print_result(result, console)
+        print_result(result, console, plan.given.get("minutes"))
 
-    def _write_report(self) -> Path | None:
+    def _end_of_run(self, conclusion_start: float) -> None:
+        """Note how long the run took."""
+        seconds = time.monotonic() - conclusion_start
+        self._times.add("results", seconds, self.plan.result_folder / TRANSFORM)
+        self.result.seconds = self._times.total
+
+    def _write_report(self, conclusion_start: float) -> Path | None:
         """Write the report into the folder of the last training stage, and a copy to the results.
 
-        None where nothing was trained, or where it could not be written.
+        The run ends when all is there that it shows. None where nothing was trained, or where it
+        could not be written.
         """
         result = self.result
         notify = self._console.warn
+        self._end_of_run(conclusion_start)
         directory = result.last_run_directory
         if directory is None:
             return None
         path = directory / REPORT_FILE
-        if _is_current(path, result.records):
+        # The same page; its links lead from there.
+        copy = self.plan.result_folder / REPORT_FILE if result.files else path
+        if all(_is_current(page, result.records) for page in (path, copy)):
             return path
         content = self._report_content()
+        self._end_of_run(conclusion_start)
+        content = replace(content, seconds=result.seconds)
         scene = scene_name(self.plan.coarse.scene_path)
         title = f"{TITLE} {scene}"
-        if result.files:
-            # The same page; its links lead from there.
-            copy = self.plan.result_folder / REPORT_FILE
+        if copy != path:
             pipeline_report.write_report(copy, title, result.records, content, notify)
         return pipeline_report.write_report(path, title, result.records, content, notify)
 
@@ -353,9 +401,10 @@ class _PipelineRun:
         device = last.compute.device
         _, scene = load_capture(last, say_nothing)
         cameras = scene.test_cameras or scene.train_cameras
-        refined = None
-        if result.refined is not None:
-            refined = read_bound_gaussians(result.refined).to(device).activate_all()
+        gaussians = None
+        if result.splats is not None:
+            cloud = read_gaussians_in_scene(result.splats, say_nothing)
+            gaussians = cloud.to(device).activate()
         textured = None
         textured_on_device = None
         if result.textured is not None:
@@ -368,7 +417,7 @@ class _PipelineRun:
                 cameras, coarse_mesh=result.coarse_mesh, refined=result.refined, device=device
             ),
             comparison=pipeline_report.compare_with_photographs(
-                scene, self._images, refined, textured_on_device, device
+                scene, self._images, gaussians, textured_on_device, device, result.splats_title
             ),
             quality=result.quality,
             model=pipeline_report.model_to_turn(textured, scene, self._console.warn),
@@ -393,14 +442,20 @@ def _outcome(record: StageRecord) -> str:
     return f"  {record.name}: {', '.join(facts)}{quality}"
 
 
-def _coarse_record(result: PipelineResult) -> StageRecord | None:
-    """The record of the coarse training stage; None where it did not run."""
-    records = [record for record in result.records if record.name.startswith(COARSE)]
-    return records[0] if records else None
+def print_result(result: PipelineResult, console: Console, minutes: object = None) -> None:
+    """Print how long a run took, how good its results are, and where they are.
 
-
-def _print_result(result: PipelineResult, console: Console) -> None:
-    """Print the grade, the views that were left out, and where the results are."""
+    Args:
+        minutes: That were planned; None without a plan.
+    """
+    for name, quality in result.quality.items():
+        console.headline(
+            f"{name} against the known geometry: Chamfer distance {quality.chamfer:.2%} of the "
+            f"object's size, F-score at 1 % {quality.f_scores[-1]:.3f}"
+        )
+    if result.seconds is not None:
+        planned = "" if minutes is None else f"; the plan was {minutes:g} minutes"
+        console.headline(f"took {html.duration_text(result.seconds)}{planned}")
     if result.grade is not None:
         console.headline(f"the result is {result.grade}")
     dropped = dropped_views(result.records)
@@ -410,17 +465,8 @@ def _print_result(result: PipelineResult, console: Console) -> None:
     if not result.files:
         return
     names = [path.name for path in result.files]
-    if result.report is not None and result.report.name not in names:
-        names.append(result.report.name)
-    folder = result.files[0].parent
-    console.headline(f"results in {folder}: {', '.join(names)}")
-    console.headline(f"to look at them: {_show_command(folder)}")
-
-
-def _show_command(folder: Path) -> str:
-    is_sugar = Path(sys.argv[0]).stem == "sugar"
-    program = "sugar view" if is_sugar else "python view.py"
-    return f"{program} {shlex.quote(str(folder))}"
+    console.headline(f"results in {result.folder}: {', '.join(names)}")
+    console.headline(f"to look at them: {command_text('view', result.folder)}")
 
 
 def _grades_of_results(result: PipelineResult) -> list[Grade]:
@@ -436,13 +482,10 @@ def _grades_of_results(result: PipelineResult) -> list[Grade]:
 
 def _write_result_folder(plan: PipelinePlan, result: PipelineResult, notify: Notify) -> list[Path]:
     """Copy the results into one folder, under plain names and upright, with a page of them."""
-    splats = result.refined
-    if splats is None or result.splats_are_coarse:
-        coarse = _coarse_record(result)
-        splats = None if coarse is None else coarse.outputs[0]
+    splats = result.splats
     if splats is None:
         return []
-    last = plan.texture or plan.refine or plan.mesh or plan.coarse
+    last = _last_options(plan)
     _, scene = load_views(last, say_nothing)
     if plan.texture is None:
         placement = PlacementOptions()
@@ -466,12 +509,21 @@ def _write_result_folder(plan: PipelinePlan, result: PipelineResult, notify: Not
     return files if index is None else [*files, index]
 
 
-def _measure(scene: Path, result: PipelineResult, device: torch.device) -> dict[str, MeshQuality]:
+def _last_options(plan: PipelinePlan) -> CaptureOptions:
+    """Options of the last stage, which reads the scene as the results have it."""
+    return plan.texture or plan.refine or plan.mesh or plan.coarse
+
+
+def _measure(plan: PipelinePlan, result: PipelineResult) -> dict[str, MeshQuality]:
     """Compare the meshes with the true geometry, where the scene has it."""
-    has_reference = (scene / mesh_quality.OBJECT_FILE).is_file()
+    root = plan.coarse.scene_path
+    device = plan.coarse.compute.device
+    has_reference = (root / mesh_quality.OBJECT_FILE).is_file()
     if not has_reference or result.coarse_mesh is None:
         return {}
-    reference = mesh_quality.read_reference(scene)
+    reference = mesh_quality.read_reference(root)
+    _, scene = load_views(_last_options(plan), say_nothing)
+    reference = reference.moved_back(scene.offset_in_folder(reference.visible_points))
     paths = {"coarse mesh": result.coarse_mesh, "refined mesh": result.refined}
     qualities = {}
     for name, path in paths.items():
@@ -498,4 +550,4 @@ def _summary(plan: PipelinePlan, result: PipelineResult) -> Summary:
         is_replaced = record.name == REFINEMENT and result.splats_are_coarse
         if is_replaced and record.grade is not None:
             notes.append(record.grade.reason)
-    return Summary(result.grade, notes, result.files, _show_command(plan.result_folder))
+    return Summary(result.grade, notes, result.files, command_text("view", plan.result_folder))

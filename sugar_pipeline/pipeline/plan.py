@@ -32,6 +32,7 @@ from sugar_trainers.naming import OUTPUT_ROOT, scene_name
 from sugar_trainers.presets import apply_presets
 from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, RefineConfig
+from sugar_utils.command_text import command_text
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError, say_nothing
 from sugar_utils.settings import from_args, require_given, with_flags
@@ -248,8 +249,7 @@ def convert_options(args: argparse.Namespace) -> ConvertOptions | None:
     if Launch.read().size > 1:
         raise UserError(
             f"{args.scene_path}: has no cameras yet, or those of other photographs; let one "
-            "process find them first: "
-            f"sugar convert, or python gaussian_splatting/convert.py, with -s {args.scene_path}"
+            f"process find them first: {command_text('convert', '-s', args.scene_path)}"
         )
     seconds = None if args.minutes is None else 60 * POSE_SHARE * args.minutes
     return from_args(

@@ -17,7 +17,7 @@ Only the object counts. What is compared, and where:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +30,7 @@ from gaussian_splatting.formats.ply import ply_errors
 from sugar_scene import triangle_mesh
 from sugar_scene.surface_queries import AreaSamples, Surface, sample_surface
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.command_text import command_text
 from sugar_utils.errors import UserError
 from sugar_utils.files import read_json, require_regular_file
 from sugar_utils.schemas import Coordinate, Count, conform
@@ -66,6 +67,17 @@ class Reference:
     low: np.ndarray  # low corner of the box inside which a mesh is judged, (3,) world units
     high: np.ndarray  # high corner, (3,)
     size: float  # longest side of the object in world units
+
+    def moved_back(self, offset: np.ndarray) -> Reference:
+        """Return the same in a world from which an offset, (3,), is subtracted."""
+        surface = replace(self.surface, vertices=self.surface.vertices - offset)
+        return replace(
+            self,
+            surface=surface,
+            visible_points=self.visible_points - offset,
+            low=self.low - offset,
+            high=self.high - offset,
+        )
 
 
 @dataclass(frozen=True)
@@ -116,7 +128,7 @@ class MeshQuality:
 
 
 def read_reference(scene_dir: Path) -> Reference:
-    """Read the true surface of a rendered scene.
+    """Read the true surface of a rendered scene, in the coordinates of its files.
 
     Raises:
         UserError: The scene has none, or a damaged one.
@@ -126,7 +138,7 @@ def read_reference(scene_dir: Path) -> Reference:
         if not (scene_dir / name).is_file():
             raise UserError(
                 f"{scene_dir} has no {name}: its geometry is not known, so a mesh cannot be "
-                "measured; use a rendered scene such as the one of train.py --demo"
+                f"measured; use a rendered scene such as the one of {command_text('demo')}"
             )
     path = scene_dir / FACTS_FILE
     facts = conform(read_json(path), _Facts, path, "make the scene again")

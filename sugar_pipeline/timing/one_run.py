@@ -66,8 +66,6 @@ def run_planned(
     if plan.coarse.compute.group.size > 1:
         if args.minutes is not None:
             raise UserError("--minutes needs one process; run without torchrun")
-        return run_stages(plan, console)
+        return run_stages(plan, console, None, start)
     times = TimePlan(args, make, changed_flags, console, start)
-    result = run_stages(plan, console, times)
-    times.conclude()
-    return result
+    return run_stages(plan, console, times, start)

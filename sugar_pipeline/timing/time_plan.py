@@ -167,13 +167,6 @@ class TimePlan:
         """Print what the coarse stage would be given."""
         self._choose("coarse", self._make(self._args), images)
 
-    def conclude(self) -> None:
-        """Print how long the run took."""
-        if self._args.minutes is not None:
-            self._console.headline(
-                f"took {self.spent / 60:.1f} minutes; the plan was {self._args.minutes:g}"
-            )
-
     def _choose(self, stage: str, plan: PipelinePlan, images: ImageStore) -> dict[str, object]:
         """Flags that give a stage its length; those of the first one also give sizes."""
         is_first = not self._chosen

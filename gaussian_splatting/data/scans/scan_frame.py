@@ -13,6 +13,7 @@ from scipy.spatial import KDTree
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.scans.scan_files import Scan, ToWorld, read_scan
 from gaussian_splatting.data.world_offset import offset_for
+from sugar_utils.command_text import command_text
 from sugar_utils.errors import Notify, UserError
 
 _REACH = 3.0  # times the distance of most points from their middle
@@ -22,8 +23,8 @@ _MAX_GAP = 0.05  # of the reach of the points, from most of them to the scan
 _LEAST_SHARE = 0.1  # of the points that must have the scan near them
 _SAMPLES = 5_000
 _ADVICE = (
-    "it is in another frame or unit: bring it to the world of the scene, by place_scan.py with "
-    "--gcp or --gps where it is on a map"
+    "it is in another frame or unit: bring it to the world of the scene, by "
+    f"{command_text('scan')} with --gcp or --gps where it is on a map"
 )
 
 

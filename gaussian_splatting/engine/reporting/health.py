@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sugar_utils.command_text import command_text
 from sugar_utils.errors import UserError
 
 MIN_GAIN = -2.0
@@ -15,7 +16,6 @@ MIN_MASK_IOU = 0.6
 """Least intersection over union of rendered opacity, or of a mesh, with the masks."""
 MAX_GAP = 12.0  # decibels by which training views may be better than held-out ones
 MIN_COVERED = 0.02  # least share of the images that a mesh covers where there are no masks
-_POSES = "sugar doctor, or python train.py --doctor, with -s SCENE checks them"
 
 
 class FailedResult(UserError):
@@ -23,6 +23,10 @@ class FailedResult(UserError):
 
     exit_code = 5
     label = "failed"
+
+
+def _check_of_poses() -> str:
+    return f"{command_text('doctor', '-s', 'SCENE')} checks them"
 
 
 def problem_of(figures: Mapping[str, Any]) -> str | None:
@@ -37,7 +41,8 @@ def problem_of(figures: Mapping[str, Any]) -> str | None:
     if psnr is not None and constant is not None and psnr < constant + MIN_GAIN:
         return (
             f"renders are worse than one constant colour for each image ({psnr:.1f} dB, constant "
-            f"{constant:.1f} dB): poses or masks are wrong, or training was far too short; {_POSES}"
+            f"{constant:.1f} dB): poses or masks are wrong, or training was far too short; "
+            f"{_check_of_poses()}"
         )
     iou = figures.get("mask_iou")
     if iou is not None and iou < MIN_MASK_IOU:
@@ -50,7 +55,7 @@ def problem_of(figures: Mapping[str, Any]) -> str | None:
     if gap is not None and gap > MAX_GAP:
         return (
             f"training views are {gap:.1f} dB better than held-out ones: each image is explained "
-            f"by itself; {_POSES}"
+            f"by itself; {_check_of_poses()}"
         )
     covered = figures.get("covered_share")
     if covered is not None and covered < MIN_COVERED:
