@@ -23,20 +23,14 @@ def common_placement(paths: Sequence[Path]) -> Placement:
     Raises:
         UserError: The results stand in different places.
     """
-    first = _placement_in_own_axes(paths[0])
+    first = Placement.as_read(paths[0])
     for path in paths[1:]:
-        if not np.array_equal(_placement_in_own_axes(path).matrix, first.matrix):
+        if not np.array_equal(Placement.as_read(path).matrix, first.matrix):
             raise UserError(
                 f"{paths[0]} and {path} stand in different places: files that were moved are shown "
                 "apart from others; name one folder"
             )
     return first
-
-
-def _placement_in_own_axes(path: Path) -> Placement:
-    placement = Placement.of(path)
-    turn = placement.to_own_axes(path)
-    return placement if turn is None else placement.moved(turn)
 
 
 def scene_of_folder(paths: Sequence[Path], size: SizeRule) -> Scene | None:

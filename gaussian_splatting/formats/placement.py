@@ -122,6 +122,13 @@ class Placement:
         return cls.unmoved(path)
 
     @classmethod
+    def as_read(cls, path: Path) -> Placement:
+        """Return where a file stands as it is read, without a turn that its format alone asks for."""
+        placement = cls.of(path)
+        turn = placement.to_own_axes(path)
+        return placement if turn is None else placement.moved(turn)
+
+    @classmethod
     def unmoved(cls, path: Path) -> Placement:
         """Return where a file stands that has the coordinates of the scene."""
         is_turned = path.suffix.lower() in Y_UP_SUFFIXES

@@ -231,7 +231,7 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
     if present and not options.overwrite:
         raise UserError(f"{present[0]}: is there already; pass --overwrite True, or --output")
     check_writable(target.parent)
-    job = _Export(options, _source_of(options), console)
+    job = _Export(options, Placement.as_read(_main_file(options)), console)
     if options.map_flags.wanted:
         job.place = place_on_map(job.scene, options.map_flags, console.info)
     extra_notes: dict[str, object] = {}
@@ -288,14 +288,6 @@ def export(options: ExportOptions, console: Console | None = None) -> Path:
 
 def _main_file(options: ExportOptions) -> Path:
     return options.repose or options.file
-
-
-def _source_of(options: ExportOptions) -> Placement:
-    """Return where the result stands as it is read: in its own axes."""
-    path = _main_file(options)
-    placement = Placement.of(path)
-    turn = placement.to_own_axes(path)
-    return placement if turn is None else placement.moved(turn)
 
 
 def _note_in_files(job: _Export, temporary: Paths, record: Mapping[str, object]) -> None:
