@@ -123,7 +123,7 @@ class Placement:
 
     @classmethod
     def as_read(cls, path: Path) -> Placement:
-        """Return where a file stands as it is read, without a turn that its format alone asks for."""
+        """Return where a file stands as it is read: without the turn of a format with y up."""
         placement = cls.of(path)
         turn = placement.to_own_axes(path)
         return placement if turn is None else placement.moved(turn)
