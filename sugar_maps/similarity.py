@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sugar_utils.random import generator
+from gaussian_splatting.core.random import generator
 
 MIN_POINTS = 3
 _MIN_ROBUST = 6  # points of which some may be taken for outliers

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gaussian_splatting.core.random import derive_seed, draw_labels
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
-from sugar_utils.random import derive_seed, draw_labels
 
 MAX_CYCLE = 1.0  # pixels; points that miss by more are different or too uncertain
 MIN_SQUARE = 1e-12  # square pixels; a square root has no gradient at zero

@@ -14,8 +14,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from gaussian_splatting.core.random import generator
 from sugar_scene import triangle_mesh
-from sugar_utils.random import generator
 from sugar_utils.warp_arrays import Floats, Ints, Vec3s
 from sugar_utils.warp_launch import as_array, launch, on_stream_of
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.random import derive_seed, draw_labels
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.gradients import backpropagate_weighted
@@ -38,7 +39,6 @@ from sugar_trainers.losses import MIN_VIEW_Z
 from sugar_trainers.stage_config import CoarseConfig
 from sugar_utils.device import upload
 from sugar_utils.errors import Notify
-from sugar_utils.random import derive_seed, draw_labels
 
 SampleSource = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 """Draws indices and noise from a mask, a number of samples, and the iteration."""

@@ -20,12 +20,11 @@ from gaussian_splatting.data.maps.depth_maps import NO_DEPTHS, DepthOptions
 from gaussian_splatting.data.maps.normal_maps import NO_NORMALS, NormalOptions
 from gaussian_splatting.data.masks import hull_of
 from gaussian_splatting.engine.component import Component
-from gaussian_splatting.engine.kernel_loading import kernels_ahead
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.run_identity import scene_inputs
-from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun
+from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, kernels_ahead
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.state_schema import PayloadCheck
 from gaussian_splatting.rasterization import Rasterizer

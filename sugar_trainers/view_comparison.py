@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.random import draw_labels, generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.memory_plan import MemoryPlan
@@ -39,7 +40,6 @@ from sugar_scene.plane_kernels import (
 from sugar_scene.reprojection import REACH, NeighborViews, ViewPair
 from sugar_trainers.losses import edge_weights, gray_values
 from sugar_utils.device import upload
-from sugar_utils.random import draw_labels, generator
 
 GRADUATION = 500  # iterations until the tolerance is 1: at first, planes are off
 

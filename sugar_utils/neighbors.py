@@ -27,7 +27,15 @@ import warp as wp
 from torch import Tensor
 
 from sugar_utils.errors import UserError
-from sugar_utils.warp_arrays import Doubles, Doubles2d, Floats2d, Floats3d, Ints, Ints2d, Longs
+from sugar_utils.warp_arrays import (
+    Doubles,
+    Doubles2d,
+    Floats2d,
+    Floats3d,
+    Ints,
+    Ints2d,
+    Longs,
+)
 from sugar_utils.warp_launch import (
     EXACT_OPTIONS,
     SIMD_SOURCE,

@@ -50,9 +50,6 @@ BESIDE_THE_PIPELINE = {
 }
 """Packages that a run does without, and who imports them: export, orthophotos."""
 
-LARGEST_FOLDER = {"gaussian_splatting/engine": 21, "sugar_capture": 21, "sugar_utils": 24}
-"""Files of the folders that have more than 20: no number ever grows."""
-
 TRAINING = ROOT / "DOCS" / "TRAINING.md"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "DOCS").glob("*.md"))]
 
@@ -151,7 +148,7 @@ def test_folders_are_small_and_in_the_order():
     assert set(folders) <= set(FOLDERS)
     assert len(FLOORS) <= 9
     for folder in set(folders):
-        assert folders.count(folder) <= LARGEST_FOLDER.get(folder, 20), folder
+        assert folders.count(folder) <= 20, folder
 
 
 def test_entry_points_only_parse_and_call():

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import grid_sample
 
+from gaussian_splatting.core.random import generator
 from sugar_scene.reprojection import bilinear, ordered_sum
-from sugar_utils.random import generator
 
 HEIGHT, WIDTH = 7, 9
 

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from scipy.ndimage import correlate1d
 
+from gaussian_splatting.core.random import generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting import evaluation as metrics
 from gaussian_splatting.engine.reporting.evaluation import evaluate
@@ -17,7 +18,6 @@ from gaussian_splatting.losses.ssim_reference import (
     ssim_map_reference,
 )
 from sugar_utils.errors import UserError
-from sugar_utils.random import generator
 from tests.support.color_losses import ssim_reference
 from tests.support.golden import load_golden
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.random import derive_seed
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.adam_steps import (
@@ -21,7 +22,6 @@ from gaussian_splatting.optim.adam_steps import (
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_utils.errors import UserError
-from sugar_utils.random import derive_seed
 
 WIDTH = 45
 CONFIGS = [

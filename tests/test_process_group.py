@@ -18,6 +18,7 @@ from PIL import Image
 import train
 import train_refined
 from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.core.random import derive_seed, draw_labels
 from gaussian_splatting.engine import memory_plan
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.memory_plan import MemoryOptions
@@ -33,7 +34,6 @@ from sugar_utils.console import Console
 from sugar_utils.device import CudaFacts, Gpu
 from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.process_group import ALONE, ProcessGroup
-from sugar_utils.random import derive_seed, draw_labels
 from sugar_utils.settings import from_args
 from sugar_utils.torchrun import Launch
 from tests.support.command_line import WITHOUT_VALUE, as_flags

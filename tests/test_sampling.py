@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.special import ndtri
 
+from gaussian_splatting.core.random import derive_seed
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.training_views import TrainingView
 from sugar_scene.geometry import SampleRule, draw_counted_samples, draw_samples, halves_of
@@ -15,7 +16,6 @@ from sugar_trainers import sampling
 from sugar_trainers.sampling import CandidatePrediction, SampleDraws
 from sugar_trainers.stage_config import CoarseConfig
 from sugar_utils.flags import AUTO
-from sugar_utils.random import derive_seed
 from tests.support.random_scenes import look_at
 
 

@@ -17,6 +17,7 @@ import train
 import train_coarse_density
 import train_coarse_sdf
 from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.core.random import derive_seed
 from gaussian_splatting.engine.loss_terms import report
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.formats.ply import read_gaussian_ply, write_gaussian_ply, write_point_ply
@@ -37,7 +38,6 @@ from sugar_trainers.losses import (
 from sugar_trainers.sampling import CameraAxes, depth_gap, sampling_mask
 from sugar_trainers.stage_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.terms import coarse_terms
-from sugar_utils.random import derive_seed
 from tests.support.color_losses import color_loss
 from tests.support.command_line import WITHOUT_VALUE
 from tests.support.depth_normals import depth_normal_consistency

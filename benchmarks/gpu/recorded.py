@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.gpu.common import Check, Finding, Setup, milliseconds
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.cuda_graph import CudaRecorder, Recorder
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import RunContext, Stepper
@@ -28,7 +29,6 @@ from sugar_trainers.stage_config import (
 )
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
-from sugar_utils.cuda_graph import CudaRecorder, Recorder
 from sugar_utils.flags import AUTO, Automatic
 from sugar_utils.memory import release_cached
 from tests.support.cpu_recorder import CpuRecorder

@@ -20,6 +20,7 @@ from gaussian_splatting.components.pruning_scores import PruningScores
 from gaussian_splatting.components.sky_sphere import SkySphere
 from gaussian_splatting.components.view_sums import ViewSums
 from gaussian_splatting.core.cloud import opacities_of, rotation_matrices
+from gaussian_splatting.core.random import generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.engine.component import Component, ViewResult
@@ -30,7 +31,6 @@ from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.shared_flags import max_gaussians
 from sugar_utils.device import constants
 from sugar_utils.flags import positive_float, positive_int
-from sugar_utils.random import generator
 from sugar_utils.settings import flag
 
 SPLIT_CHILDREN = 2

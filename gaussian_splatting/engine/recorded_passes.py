@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core.cuda_graph import Recorder
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.guard import may_step, probes_of
@@ -37,7 +38,6 @@ from gaussian_splatting.rasterization.projection import (
     PredictedCount,
 )
 from gaussian_splatting.rasterization.projection_kernels import camera_record
-from sugar_utils.cuda_graph import Recorder
 from sugar_utils.errors import Notify
 from sugar_utils.memory import out_of_memory
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -32,7 +32,7 @@ from sugar_utils.console import Console, duration_text
 from sugar_utils.errors import UserError, printable
 from sugar_utils.files import check_writable, exclusive, flat_items
 from sugar_utils.flags import boolean, positive_int
-from sugar_utils.kernel_loading import load_module
+from sugar_utils.kernel_loading import load_module, loading_ahead
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import RunRecord, read_checked
 from sugar_utils.settings import flag
@@ -310,3 +310,16 @@ def _imported_modules(packages: Sequence[str], left_out: str) -> Iterator[Any]:
         if name.split(".")[0] in packages and not name.endswith(left_out):
             kernels = (value for value in vars(module).values() if isinstance(value, wp.Kernel))
             yield from {kernel.module for kernel in kernels if kernel.module.name == name}
+
+
+def kernels_ahead(
+    device: torch.device, packages: Sequence[str] = KERNEL_PACKAGES
+) -> AbstractContextManager[None]:
+    """Load the kernels that stages may launch on a device, for as long as the context is open.
+
+    Args:
+        device: Where the stages run.
+        packages: Those whose kernels they launch.
+    """
+    modules = kernel_modules(device.type == "cpu", packages=packages)
+    return loading_ahead(modules, device, n_workers(device))

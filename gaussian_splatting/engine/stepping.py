@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core.cuda_graph import Recorder
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.component import ViewResult
@@ -32,7 +33,6 @@ from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.engine.view_sampling import UploadedViews, ViewSampler
 from gaussian_splatting.rasterization.projection import IntersectionPrediction, PredictionMissed
 from sugar_utils.console import Console
-from sugar_utils.cuda_graph import Recorder
 from sugar_utils.errors import Notify, TrainingError, UserError
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ALONE, ProcessGroup

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core.random import draw_labels, generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, composited
 from gaussian_splatting.losses.color_loss import ColorGradient, ColorLoss, weighted_color_loss
@@ -24,7 +25,6 @@ from gaussian_splatting.losses.exposure import beyond_saturation, exposed
 from gaussian_splatting.losses.photometric import color_gradient, color_terms
 from gaussian_splatting.losses.texture import texture_weights
 from gaussian_splatting.rasterization import Rows
-from sugar_utils.random import draw_labels, generator
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from gaussian_splatting.core.random import generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from sugar_utils.device import upload
-from sugar_utils.random import generator
 
 _LEAST_WEIGHT = 1e-3  # of a masked pixel, in steps of the mask's byte
 

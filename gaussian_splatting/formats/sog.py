@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.random import generator
 from gaussian_splatting.data.images import IMAGE_ERRORS
 from gaussian_splatting.formats.packing import (
     BANDS,
@@ -38,7 +39,6 @@ from gaussian_splatting.formats.packing import (
 )
 from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.files import atomic_path, require_regular_file
-from sugar_utils.random import generator
 
 META = "meta.json"
 """Name of the file that describes the images."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.color_gradients import ColorGradient
+from gaussian_splatting.core.random import derive_seed
 from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.optim.adam_steps import (
     ADAM_BETAS,
@@ -30,7 +31,6 @@ from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, Optimiz
 from gaussian_splatting.optim.row_storage import DeviceRows, HostRows, RowStorage
 from gaussian_splatting.rasterization.coefficient_gradients import coefficient_gradients
 from sugar_utils.device import upload
-from sugar_utils.random import derive_seed
 
 # Settings that torch.optim.Adam saves with each group, so that it can read our files.
 _GROUP_SETTINGS = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from gaussian_splatting.core.cuda_graph import CudaRecorder, Recorder
 from gaussian_splatting.rasterization import WARP, Rasterizer
 from gaussian_splatting.rasterization.backends import RASTERIZERS, choose_rasterizer
-from sugar_utils.cuda_graph import CudaRecorder, Recorder
 from sugar_utils.device import DEVICE_KINDS, choose_device, cuda_facts, make_current
 from sugar_utils.errors import UserError
 from sugar_utils.flags import integer

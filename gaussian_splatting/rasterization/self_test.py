@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.random import generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization.projection import project
 from gaussian_splatting.rasterization.projection_kernels import SPLAT_HEADER
 from gaussian_splatting.rasterization.rasterizers import WARP, Rasterizer, Rows, SplatGradients
 from gaussian_splatting.rasterization.render import rasterize
-from sugar_utils.random import generator
 
 N_GAUSSIANS = 60
 WIDTH = 21

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
+from gaussian_splatting.core.random import generator
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
 from gaussian_splatting.data.images import image_size
 from gaussian_splatting.data.maps.map_files import FILES as DEPTH_SUFFIXES
@@ -32,7 +33,6 @@ from gaussian_splatting.data.world_offset import describe_offset, moved_back, of
 from gaussian_splatting.formats.ply import read_point_ply
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import read_json
-from sugar_utils.random import generator
 from sugar_utils.schemas import Coordinate, FileName, PixelCount, conform
 
 N_RANDOM_POINTS = 100_000

@@ -34,13 +34,18 @@ from gaussian_splatting.data.masks import MaskOptions, hull_of
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.world_offset import write_offset
 from gaussian_splatting.engine.component import Component
-from gaussian_splatting.engine.kernel_loading import kernels_ahead
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.model import check_free_payload, count_gaussians
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.run_identity import points_digest, scene_inputs
-from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, run_stage
+from gaussian_splatting.engine.runner import (
+    Messages,
+    RunOptions,
+    StageRun,
+    kernels_ahead,
+    run_stage,
+)
 from gaussian_splatting.engine.state_schema import payload_check
 from gaussian_splatting.formats import ply as ply_files
 from gaussian_splatting.rasterization.compute import BackendFlags, Compute

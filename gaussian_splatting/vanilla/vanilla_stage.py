@@ -14,6 +14,7 @@ from gaussian_splatting.components.growing_resolution import GrowingResolution
 from gaussian_splatting.components.poses import fitted_pose
 from gaussian_splatting.components.pruning_scores import PruningScores
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.random import draw_labels, generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
 from gaussian_splatting.engine.loss_terms import acting, color_term, report
@@ -23,7 +24,6 @@ from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.rasterization import WARP, Rasterizer, plain_background, project
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from sugar_utils.random import draw_labels, generator
 
 RECOVERY = 1 / 3  # time that opacities take to come back after a reset, in its interval
 

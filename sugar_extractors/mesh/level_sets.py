@@ -22,6 +22,7 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud, Gaussians, opacities_of
+from gaussian_splatting.core.random import generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import rasterize
@@ -30,8 +31,16 @@ from sugar_scene.field_device import PACK_SIZE, pack_rows, vec3_of, whitening_of
 from sugar_scene.geometry import MIN_SCALE, diamond_faces, diamond_vertices
 from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_camera_triangles
 from sugar_utils.neighbors import nearest_neighbors
-from sugar_utils.random import generator
-from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Ints2d, Vec2s, Vec3s, Vec3s2d, Vec4s
+from sugar_utils.warp_arrays import (
+    Floats,
+    Floats2d,
+    Ints,
+    Ints2d,
+    Vec2s,
+    Vec3s,
+    Vec3s2d,
+    Vec4s,
+)
 from sugar_utils.warp_launch import FUSED_OPTIONS, as_array, launch
 from sugar_utils.warp_math import rotation_matrix
 

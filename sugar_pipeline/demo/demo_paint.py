@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
+from gaussian_splatting.core.random import generator
 from sugar_pipeline.demo.demo_surface import DISC_RADIUS, STRANDS, TWISTS
-from sugar_utils.random import generator
 
 Noise = Callable[[Tensor], Tensor]  # points, (N, 3), to values, (N, 1)
 

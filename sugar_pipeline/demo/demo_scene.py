@@ -26,11 +26,12 @@ import torch
 from PIL import Image
 
 from gaussian_splatting.components.densification import DensificationConfig
+from gaussian_splatting.core.random import derive_seed, generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import PARTS
 from gaussian_splatting.data.colmap_writing import TrackedPoints, ViewTracks, write_capture
 from gaussian_splatting.data.names import IMAGE_SUFFIXES
-from gaussian_splatting.engine.kernel_loading import kernels_ahead
+from gaussian_splatting.engine.runner import kernels_ahead
 from gaussian_splatting.optim.schedule import LearningRates
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from sugar_pipeline.demo.demo_surface import GOLDEN_ANGLE, make_disc, make_knot, visible
@@ -44,7 +45,6 @@ from sugar_scene.surface_queries import sample_surface
 from sugar_utils.console import Console
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import check_writable, remove_stale_temporaries, write_json_atomic
-from sugar_utils.random import derive_seed, generator
 from sugar_utils.recipe import Recipe
 
 _VERSION = 2

@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
+from gaussian_splatting.core.cuda_graph import Recorder
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.engine.stepping import RunContext, Stepper
@@ -45,7 +46,6 @@ from sugar_trainers import sampling
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig
 from sugar_utils.console import Console
-from sugar_utils.cuda_graph import Recorder
 from sugar_utils.warp_launch import PreparedLaunch
 from tests.support import pretend_device
 from tests.support.pretend_device import GPU, HOST, pretend_gpu, side_of

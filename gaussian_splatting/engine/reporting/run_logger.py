@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core.random import generator
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from sugar_utils.errors import Notify, printable
 from sugar_utils.libraries import install_advice
-from sugar_utils.random import generator
 
 MAX_HISTOGRAM_VALUES = 10_000
 Activation = Callable[[Tensor], Tensor]
