@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ from sugar_pipeline.demo.demo_scene import make_demo_scene
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_scene import triangle_mesh
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
-from sugar_utils.console import Console
+from sugar_utils.console import Console, Pace
 from sugar_utils.errors import UserError, say_nothing
 from tests.support.command_line import as_flags
 from tests.support.tiny_scene import run_cli
@@ -152,6 +154,37 @@ def test_a_queue_is_asked_for_workers(capture, output, tmp_path):
     for name in ("mesh.ply", "splats.ply"):
         parts = ["blocks", "scan", "2_blocks", "block_01", name]
         assert tmp_path.joinpath("out", *parts).read_bytes() == output.joinpath(*parts).read_bytes()
+
+
+def test_a_task_that_prints_nothing_is_reported(tmp_path):
+    task = BlockTask("train", str(tmp_path), 1)
+    assert task.state(210.0) == "train-block-01: 3:30 so far"
+    log = tmp_path / "block_01" / "results" / "coarse" / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text("2026-01-01 10:00:00 first\n2026-01-01 10:00:09 coarse multiview 90/900\n")
+    assert task.state(210.0) == "train-block-01: 3:30 so far; coarse multiview 90/900"
+    stream = io.StringIO()
+    console = Console(stream=stream, terminal=False, pace=Pace(silent_seconds=0.01))
+    with console.reporting(task.state):
+        time.sleep(0.2)
+    assert stream.getvalue().count("train-block-01: 0:00 so far; coarse multiview 90/900") >= 2
+    n_characters = len(stream.getvalue())
+    time.sleep(0.05)
+    assert len(stream.getvalue()) == n_characters
+
+
+@pytest.mark.slow
+def test_a_run_in_blocks_ends_with_the_sentences_of_any_run(capture, output, capfd):
+    log = (output / "scan" / "log.txt").read_text(encoding="utf-8")
+    words = ("-s", capture, "--output_dir", output, *SHORT)
+    assert run_cli(train_full_pipeline.main, *words) == 0
+    said = capfd.readouterr().out
+    for sentence in ("took ", "the result is ", f"results in {output / 'scan'}: mesh.ply", "view"):
+        assert sentence in said
+        assert sentence in log
+    # There was nothing to do.
+    assert "task 1" not in said
+    assert "task 1" in log
 
 
 @pytest.mark.slow
