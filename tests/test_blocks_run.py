@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -20,17 +21,23 @@ from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.scenes.scene import load_scene
 from sugar_extractors.export.engines.web_page import read_page_gaussians
+from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.blocks import automatic
 from sugar_pipeline.blocks.automatic import automatic_blocks, expected_gaussians, training_bytes
-from sugar_pipeline.blocks.block_plan import read_plan
+from sugar_pipeline.blocks.block_plan import Block, read_plan
 from sugar_pipeline.blocks.block_task import BlockTask, TaskFailed, run_task
+from sugar_pipeline.blocks.blocks_run import stages_of
+from sugar_pipeline.blocks.joining import JoinedParts
 from sugar_pipeline.blocks.overview import overview_options
+from sugar_pipeline.blocks.partition import BlockBox
+from sugar_pipeline.blocks.preparation import block_flags
 from sugar_pipeline.demo.demo_scene import make_demo_scene
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_scene import triangle_mesh
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from sugar_utils.console import Console, Pace
 from sugar_utils.errors import UserError, say_nothing
+from sugar_utils.settings import given_flags
 from tests.support.command_line import as_flags
 from tests.support.tiny_scene import run_cli
 
@@ -272,6 +279,31 @@ def test_an_object_whose_masks_lie_in_the_capture_is_one_block(capture, tmp_path
     args.mask_mode = "object"
     args.masks = "none"
     assert automatic_blocks(args, {}, _SILENT) == 3
+
+
+def test_where_the_whole_stands_is_no_matter_of_its_blocks(tmp_path):
+    words = ["-s", "scan", "-r", "multiview", "--blocks", "2", "--known_distance", "a", "b", "2"]
+    args = full_parser(None).parse_args(words)
+    given = given_flags(args, full_parser(None))
+    assert "known_distance" in given
+    block = Block(0, tmp_path, BlockBox((0, 0, 0), (1, 1, 1)), 8)
+    assert "known_distance" not in block_flags(args, given, block, 16)
+
+
+@pytest.mark.slow
+def test_results_of_blocks_are_metres_where_a_distance_is_known(capture, output):
+    scene = load_scene(capture, size_rule=_AsItIs(), eval_split=False, notify=say_nothing)
+    first = scene.train_cameras[0]
+    second = scene.train_cameras[5]
+    metres = 2.5 * math.dist(first.center, second.center)
+    plan = read_plan(output / "blocks" / "scan" / "2_blocks")
+    args = full_parser(None).parse_args(["-s", str(capture), *map(str, SHORT)])
+    stages = [stages_of(args, block) for block in plan.blocks]
+    options = PlacementOptions(known_distance=(first.name, second.name, str(metres)))
+    parts = JoinedParts.of(plan, stages, scene, options)
+    assert parts.placement.is_metric
+    assert parts.placement.scale == pytest.approx(2.5, rel=1e-5)
+    assert parts.placement.up == "+y"
 
 
 def test_a_scheduler_that_does_not_answer(monkeypatch):
