@@ -47,8 +47,8 @@ class Pace:
     """When a console prints the progress of a loop as lines."""
 
     plain_seconds: float = 10.0  # between two lines
-    silent_seconds: float = 30.0  # after which something that prints nothing is reported
     clock: Callable[[], float] = time.monotonic  # the time in seconds
+    silent_seconds: float = 30.0  # after which something that prints nothing is reported
 
 
 class Console(contextlib.AbstractContextManager):
