@@ -13,6 +13,7 @@ import datetime
 import io
 import math
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,6 +48,7 @@ class Pace:
 
     plain_seconds: float = 10.0  # between two lines
     clock: Callable[[], float] = time.monotonic  # the time in seconds
+    silent_seconds: float = 30.0  # after which something that prints nothing is reported
 
 
 class Console(contextlib.AbstractContextManager):
@@ -197,6 +199,28 @@ class Console(contextlib.AbstractContextManager):
 
         with live:
             yield show
+
+    @contextlib.contextmanager
+    def reporting(self, line: Callable[[float], str]) -> Iterator[None]:
+        """Print a line every half minute while something goes on that may print nothing itself.
+
+        Args:
+            line: Returns it, given the seconds since the beginning; called in a thread.
+        """
+        ended = threading.Event()
+        start = self.pace.clock()
+
+        def report() -> None:
+            while not ended.wait(self.pace.silent_seconds):
+                self.headline(line(self.pace.clock() - start))
+
+        thread = threading.Thread(target=report, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def open_log(self, path: Path) -> None:
         """Log to a file, from the first message that is in no log yet; appended to if it exists."""

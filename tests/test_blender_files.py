@@ -38,7 +38,7 @@ from sugar_extractors.outputs.result_photographs import write_photographs
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline.pipeline_run import _print_result
+from sugar_pipeline.pipeline.pipeline_run import print_result
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, write_textured_mesh
 from sugar_utils.console import Console, Pace
@@ -266,7 +266,7 @@ def test_progress_follows_the_lines_of_a_run(tmp_path):
     assert fractions == [0, 0, 0.25, 0.5, 0.5, 0.75, 1]
     assert progress.text.startswith("2 of 2: coarse SuGaR, multiview, 100%")
     files = [tmp_path / "my scan: a" / name for name in ("mesh.obj", "splats.ply")]
-    _print_result(PipelineResult(files=files), console)
+    print_result(PipelineResult(files=files), console)
     read()
     assert progress.results == tmp_path / "my scan: a"
     progress.read("error: no space left; free some")

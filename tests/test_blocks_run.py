@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,17 +21,23 @@ from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.scenes.scene import load_scene
 from sugar_extractors.export.engines.web_page import read_page_gaussians
+from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.blocks import automatic
 from sugar_pipeline.blocks.automatic import automatic_blocks, expected_gaussians, training_bytes
-from sugar_pipeline.blocks.block_plan import read_plan
+from sugar_pipeline.blocks.block_plan import Block, read_plan
 from sugar_pipeline.blocks.block_task import BlockTask, TaskFailed, run_task
+from sugar_pipeline.blocks.blocks_run import stages_of
+from sugar_pipeline.blocks.joining import JoinedParts
 from sugar_pipeline.blocks.overview import overview_options
+from sugar_pipeline.blocks.partition import BlockBox
+from sugar_pipeline.blocks.preparation import block_flags
 from sugar_pipeline.demo.demo_scene import make_demo_scene
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_scene import triangle_mesh
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
-from sugar_utils.console import Console
+from sugar_utils.console import Console, Pace
 from sugar_utils.errors import UserError, say_nothing
+from sugar_utils.settings import given_flags
 from tests.support.command_line import as_flags
 from tests.support.tiny_scene import run_cli
 
@@ -154,6 +163,37 @@ def test_a_queue_is_asked_for_workers(capture, output, tmp_path):
         assert tmp_path.joinpath("out", *parts).read_bytes() == output.joinpath(*parts).read_bytes()
 
 
+def test_a_task_that_prints_nothing_is_reported(tmp_path):
+    task = BlockTask("train", str(tmp_path), 1)
+    assert task.state(210.0) == "train-block-01: 3:30 so far"
+    log = tmp_path / "block_01" / "results" / "coarse" / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text("2026-01-01 10:00:00 first\n2026-01-01 10:00:09 coarse multiview 90/900\n")
+    assert task.state(210.0) == "train-block-01: 3:30 so far; coarse multiview 90/900"
+    stream = io.StringIO()
+    console = Console(stream=stream, terminal=False, pace=Pace(silent_seconds=0.01))
+    with console.reporting(task.state):
+        time.sleep(0.2)
+    assert stream.getvalue().count("train-block-01: 0:00 so far; coarse multiview 90/900") >= 2
+    n_characters = len(stream.getvalue())
+    time.sleep(0.05)
+    assert len(stream.getvalue()) == n_characters
+
+
+@pytest.mark.slow
+def test_a_run_in_blocks_ends_with_the_sentences_of_any_run(capture, output, capfd):
+    log = (output / "scan" / "log.txt").read_text(encoding="utf-8")
+    words = ("-s", capture, "--output_dir", output, *SHORT)
+    assert run_cli(train_full_pipeline.main, *words) == 0
+    said = capfd.readouterr().out
+    for sentence in ("took ", "the result is ", f"results in {output / 'scan'}: mesh.ply", "view"):
+        assert sentence in said
+        assert sentence in log
+    # There was nothing to do.
+    assert "task 1" not in said
+    assert "task 1" in log
+
+
 @pytest.mark.slow
 def test_a_task_that_fails_says_where_its_reason_stands(output, tmp_path):
     folder = tmp_path / "2_blocks"
@@ -239,6 +279,31 @@ def test_an_object_whose_masks_lie_in_the_capture_is_one_block(capture, tmp_path
     args.mask_mode = "object"
     args.masks = "none"
     assert automatic_blocks(args, {}, _SILENT) == 3
+
+
+def test_where_the_whole_stands_is_no_matter_of_its_blocks(tmp_path):
+    words = ["-s", "scan", "-r", "multiview", "--blocks", "2", "--known_distance", "a", "b", "2"]
+    args = full_parser(None).parse_args(words)
+    given = given_flags(args, full_parser(None))
+    assert "known_distance" in given
+    block = Block(0, tmp_path, BlockBox((0, 0, 0), (1, 1, 1)), 8)
+    assert "known_distance" not in block_flags(args, given, block, 16)
+
+
+@pytest.mark.slow
+def test_results_of_blocks_are_metres_where_a_distance_is_known(capture, output):
+    scene = load_scene(capture, size_rule=_AsItIs(), eval_split=False, notify=say_nothing)
+    first = scene.train_cameras[0]
+    second = scene.train_cameras[5]
+    metres = 2.5 * math.dist(first.center, second.center)
+    plan = read_plan(output / "blocks" / "scan" / "2_blocks")
+    args = full_parser(None).parse_args(["-s", str(capture), *map(str, SHORT)])
+    stages = [stages_of(args, block) for block in plan.blocks]
+    options = PlacementOptions(known_distance=(first.name, second.name, str(metres)))
+    parts = JoinedParts.of(plan, stages, scene, options)
+    assert parts.placement.is_metric
+    assert parts.placement.scale == pytest.approx(2.5, rel=1e-5)
+    assert parts.placement.up == "+y"
 
 
 def test_a_scheduler_that_does_not_answer(monkeypatch):

@@ -9,11 +9,12 @@ interrupted goes on.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from sugar_utils.console import Console
+from sugar_utils.console import Console, duration_text
 from sugar_utils.entrypoint import EXIT_OF_SIGNAL, run_main
 from sugar_utils.errors import UserError
 from sugar_utils.libraries import running_module
@@ -25,7 +26,18 @@ if TYPE_CHECKING:
 STAGES = ("train", "depths", "mesh", "refine")  # of a block, in their order
 AFTER_ALL = ("mesh", "refine")  # stages that read what the one before has made of all blocks
 
+_MADE = {
+    "train": "results/coarse/**/*.pt",
+    "depths": "splats.ply",
+    "mesh": "mesh.ply",
+    "refine": "results/refined/**/*.pt",
+}
+"""Files in the folder of a block that a task of a stage makes."""
 SAVING = 120.0  # seconds for which a task that is stopped may save its work
+
+
+def _time_of(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 class BlockTask(NamedTuple):
@@ -43,7 +55,32 @@ class BlockTask(NamedTuple):
     @property
     def log(self) -> Path:
         """File of what it prints on a worker."""
-        return Path(self.folder) / f"block_{self.number:02d}" / f"log_{self.stage}.txt"
+        return self.folder_of_block / f"log_{self.stage}.txt"
+
+    @property
+    def folder_of_block(self) -> Path:
+        """Folder of its block."""
+        return Path(self.folder) / f"block_{self.number:02d}"
+
+    @property
+    def done_file(self) -> Path:
+        """The newest of the files that it writes at its end; where there is none, its folder."""
+        files = sorted(self.folder_of_block.glob(_MADE[self.stage]), key=_time_of)
+        return files[-1] if files else self.folder_of_block
+
+    def state(self, seconds: float) -> str:
+        """Return a line about the task while it runs: for how long, and what its logs say last."""
+        line = f"{self.name}: {duration_text(seconds)} so far"
+        with contextlib.suppress(OSError):
+            logs = sorted(self.folder_of_block.rglob("log*.txt"), key=_time_of)
+            if logs:
+                last_lines = (
+                    logs[-1].read_text(encoding="utf-8", errors="replace").splitlines()[-1:]
+                )
+                # A line of a log begins with date and time.
+                words = [last.split(" ", 2)[-1].strip() for last in last_lines]
+                line = "; ".join([line, *words])
+        return line
 
 
 class TaskFailed(UserError):

@@ -4,23 +4,30 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gaussian_splatting.formats.placement import TRANSFORM
 from sugar_extractors.outputs.result_folder import TILE_FOLDER
 from sugar_extractors.outputs.result_page import write_index
+from sugar_extractors.placing import PlacementOptions, scale_of
 from sugar_pipeline.blocks.automatic import find_cameras, read_capture
 from sugar_pipeline.blocks.block_flags import check_capture
-from sugar_pipeline.blocks.block_plan import Block, BlockPlan
+from sugar_pipeline.blocks.block_plan import PLAN_FILE, Block, BlockPlan
 from sugar_pipeline.blocks.block_task import STAGES, BlockTask, later_stages, run_task
 from sugar_pipeline.blocks.cluster import run_on_cluster
 from sugar_pipeline.blocks.joining import JoinedParts, join_results
 from sugar_pipeline.blocks.preparation import prepare_blocks
 from sugar_pipeline.pipeline.pipeline_flags import full_parser, runs_stage
-from sugar_pipeline.pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline.pipeline_result import PipelineResult, StageRecord, training_record
+from sugar_pipeline.pipeline.pipeline_run import print_result
 from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
-from sugar_trainers.naming import INDEX, scene_name
-from sugar_utils.console import Console
+from sugar_pipeline.pipeline.run_times import TIMES_FILE, RunTimes
+from sugar_pipeline.quality.grading import worst
+from sugar_trainers.naming import INDEX, LOG, scene_name
+from sugar_utils.console import Console, duration_text
+from sugar_utils.files import check_writable
 from sugar_utils.memory import format_bytes
 
 _LARGEST_ON_PAGE = 2 << 30  # bytes of results, in uncompressed files, that are put on one page
@@ -38,27 +45,72 @@ def run_in_blocks(
     Raises:
         UserError: A flag cannot act with blocks, or a block has failed.
     """
+    start = time.monotonic()
     find_cameras(args, console)
-    check_capture(args.blocks, read_capture(args))
     plan = full_plan(args)
+    placement = PlacementOptions() if plan.texture is None else plan.texture.placement
+    capture = read_capture(args)
+    check_capture(args.blocks, capture)
+    if placement.is_scaled:
+        scale_of(capture.calibrated_cameras, placement, capture.offset)
+    console.open_log(check_writable(plan.result_folder) / LOG)
     folder = (args.output_dir / "blocks" / scene_name(args.scene_path)).resolve()
     blocks, scene = prepare_blocks(args, given, folder, console)
-    tasks = tasks_of(args, blocks)
-    if args.cluster is None:
-        for number, task in enumerate(tasks, start=1):
-            console.headline(f"task {number} of {len(tasks)}: {task.name}")
-            run_task(task)
-    else:
-        run_on_cluster(tasks, args.cluster, console)
+    times = RunTimes(plan.result_folder / TIMES_FILE)
+    times.add("overview", time.monotonic() - start, blocks.folder / PLAN_FILE)
+    _run_tasks(tasks_of(args, blocks), args.cluster, times, console)
+    joining_start = time.monotonic()
     console.headline("joining the blocks")
     stages = [stages_of(args, block) for block in blocks.blocks]
-    parts = JoinedParts.of(blocks, stages, scene)
-    files = join_results(parts, scene, plan.result_folder, console)
-    files += _write_page(plan, files, console)
-    return PipelineResult(coarse_mesh=files[0], files=files)
+    with console.reporting(lambda seconds: f"joining: {duration_text(seconds)} so far"):
+        parts = JoinedParts.of(blocks, stages, scene, placement)
+        files = join_results(parts, scene, plan.result_folder, console)
+        files += _write_page(plan, files, placement, console)
+    result = PipelineResult(records=_records(blocks, stages), coarse_mesh=files[0], files=files)
+    textured = [path for path in files if path.suffix == ".obj"]
+    result.textured = textured[0] if textured else None
+    result.grade = worst([record.grade for record in result.records if record.grade is not None])
+    times.add("joining", time.monotonic() - joining_start, plan.result_folder / TRANSFORM)
+    times.write()
+    result.seconds = times.total
+    print_result(result, console)
+    console.close()
+    return result
 
 
-def _write_page(plan: PipelinePlan, files: Sequence[Path], console: Console) -> list[Path]:
+def _run_tasks(
+    tasks: Sequence[BlockTask], cluster: str | None, times: RunTimes, console: Console
+) -> None:
+    """Run all tasks, here in turn or on a cluster, and note how long they took."""
+    if cluster is not None:
+        start = time.monotonic()
+        run_on_cluster(tasks, cluster, console)
+        times.add("tasks", time.monotonic() - start, tasks[-1].done_file)
+        return
+    for number, task in enumerate(tasks, start=1):
+        console.headline(f"task {number} of {len(tasks)}: {task.name}")
+        start = time.monotonic()
+        with console.reporting(task.state):
+            run_task(task)
+        times.add(task.name, time.monotonic() - start, task.done_file)
+        times.write()
+
+
+def _records(plan: BlockPlan, stages: Sequence[PipelinePlan]) -> list[StageRecord]:
+    """Return the record of the last training of each block, with its grade."""
+    records = []
+    for block, of_block in zip(plan.blocks, stages, strict=True):
+        refined = of_block.refine
+        last = of_block.coarse.result
+        if refined is not None and refined.result.is_file():
+            last = refined.result
+        records.append(training_record(f"block {block.number:02d}", last.parent, [last]))
+    return records
+
+
+def _write_page(
+    plan: PipelinePlan, files: Sequence[Path], placement: PlacementOptions, console: Console
+) -> list[Path]:
     """Write the page of the results, which holds them all, where these are small."""
     if plan.texture is None:
         return []
@@ -68,7 +120,12 @@ def _write_page(plan: PipelinePlan, files: Sequence[Path], console: Console) -> 
             f"no {INDEX}: the results have {format_bytes(n_bytes)}; open {TILE_FOLDER}/tileset.json"
         )
         return []
-    page = write_index(plan.result_folder, upright=True, lit=plan.texture.lit, notify=console.info)
+    page = write_index(
+        plan.result_folder,
+        upright=placement.orient in (None, "up"),
+        lit=plan.texture.lit,
+        notify=console.info,
+    )
     return [] if page is None else [page]
 
 

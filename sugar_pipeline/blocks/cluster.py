@@ -247,12 +247,29 @@ def _follow(distributed: ModuleType, futures: dict[str, Any], console: Console) 
     """Print what ends; the first task that failed for good ends the run."""
     names = {future.key: name for name, future in futures.items()}
     ended = distributed.as_completed(list(futures.values()))
-    for n_done, future in enumerate(ended, start=1):
-        name = names[future.key]
-        if future.status != "finished":
-            for other in futures.values():
-                other.cancel()
-            reason = " ".join(str(future.exception()).split())
-            raise UserError(f"{name} failed on its workers: {reason}")
-        place = f"{n_done} of {len(futures)}"
-        console.headline(f"{place}: {name} took {duration_text(future.result())}")
+    n_ended = 0
+
+    def state(seconds: float) -> str:
+        return f"{n_ended} of {len(futures)} tasks ended, {duration_text(seconds)} so far"
+
+    with console.reporting(state):
+        for future in ended:
+            n_ended += 1
+            _report_end(names[future.key], future, futures, n_ended, console)
+
+
+def _report_end(
+    name: str, future: Any, futures: dict[str, Any], n_ended: int, console: Console
+) -> None:
+    """Print the end of a task.
+
+    Raises:
+        UserError: It failed for good; the others are cancelled.
+    """
+    if future.status != "finished":
+        for other in futures.values():
+            other.cancel()
+        reason = " ".join(str(future.exception()).split())
+        raise UserError(f"{name} failed on its workers: {reason}")
+    place = f"{n_ended} of {len(futures)}"
+    console.headline(f"{place}: {name} took {duration_text(future.result())}")

@@ -72,11 +72,18 @@ class JoinedParts:
         return self.placement.matrix
 
     @classmethod
-    def of(cls, plan: BlockPlan, stages: Sequence[PipelinePlan], scene: Scene) -> JoinedParts:
-        """Read the parts; the whole is placed upright.
+    def of(
+        cls,
+        plan: BlockPlan,
+        stages: Sequence[PipelinePlan],
+        scene: Scene,
+        options: PlacementOptions,
+    ) -> JoinedParts:
+        """Read the parts, and place the whole.
 
         Args:
             stages: Of the run of each block.
+            options: Where the whole stands; upright where they do not say.
 
         Raises:
             UserError: No block has a surface.
@@ -94,8 +101,9 @@ class JoinedParts:
             raise UserError(f"{plan.folder}: no block has a surface; train the blocks longer")
         points = np.concatenate([mesh.vertices for mesh in meshes])
         sample = points[:: max(1, len(points) // _PLACED_POINTS)]
-        upright = PlacementOptions(orient="up")
-        placement = placement_in(scene, sample, upright)
+        if options.orient is None:
+            options = replace(options, orient="up")
+        placement = placement_in(scene, sample, options)
         if refined:
             agreed = agreed_vertices(refined)
             meshes = [

@@ -59,6 +59,9 @@ _OF_WHOLE = (
     "min_observations",
     "keep_views",
     "refine_poses",
+    "orient",
+    "scale_factor",
+    "known_distance",
 )
 """Flags that are answered for the whole capture and have other values in its blocks."""
 _LEAN = {"keep_checkpoints": 1, "checkpoint_milestones": [1]}

@@ -103,7 +103,8 @@ class FinishedRun:
         visited = {output}
         files = list(_files_in(self._root, visited))
         for value in vars(self._args).values():
-            if isinstance(value, str | Path):
+            # An empty word would be the folder that the program was started in.
+            if value and isinstance(value, str | Path):
                 files += _files_in(Path(value), visited)
         return _states(files)
 
