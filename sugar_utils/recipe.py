@@ -71,7 +71,9 @@ class Recipe:
             values: What else the note says.
         """
         record: dict[str, object] = {**self.record(), **values}
-        digests = {path.name: storage.file_digest(path) for path in files}
+        digests = {}
+        for path in files:
+            digests[storage.relative_path(path, note.parent)] = storage.file_digest(path)
         if digests:
             record[_FILES] = digests
         storage.write_json_atomic(note, record)
@@ -79,24 +81,22 @@ class Recipe:
     def is_current(self, note: Path, files: Iterable[Path] = ()) -> bool:
         """Whether a result is there that was made by this recipe, with all files.
 
-        Files of which the note has digests must be as they were written. A note that cannot be read
-        is no note.
+        Files of which the note has digests must be as they were written, whether they are named
+        here or not. A note that cannot be read is no note.
         """
         recorded: object = None
         with contextlib.suppress(UserError):
             recorded = storage.read_json(note) if note.is_file() else None
         if not isinstance(recorded, dict) or "settings" not in recorded:
             return False
-        digests = recorded.get(_FILES)
-        if self.differences(recorded) or not isinstance(digests, dict | None):
+        digests = recorded.get(_FILES, {})
+        if self.differences(recorded) or not isinstance(digests, dict):
             return False
-        for path in files:
-            if not path.is_file():
+        for name, digest in digests.items():
+            path = note.parent / str(name)
+            if not path.is_file() or storage.file_digest(path) != digest:
                 return False
-            expected = None if digests is None else digests.get(path.name)
-            if expected is not None and storage.file_digest(path) != expected:
-                return False
-        return True
+        return all(path.is_file() for path in files)
 
     def is_finished(self, files: Sequence[Path], overwrite: bool, flag: str) -> bool:
         """Return whether a result is there that :meth:`publish` wrote by this recipe.

@@ -138,7 +138,7 @@ def test_the_result_of_the_function_names_the_files_in_one_line(inputs, output, 
     assert result.folder == output / "scan"
     names = {path.name for path in result.files}
     here = {path.name for path in (output / "scan").iterdir()}
-    assert names == here - {"log.txt", "times.json", "finished.json"}
+    assert names == here - {"log.txt", "times.json", "finished.json", "settings.toml"}
     assert all(path.is_file() for path in result.files)
     text = repr(result)
     assert "\n" not in text

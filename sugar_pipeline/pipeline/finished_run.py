@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that is finished: called again with the same flags and inputs, it has nothing to do.
 
-Each stage can tell that its result is there, but has to read the scene for that. The whole run
-notes the size and the time of every file that it read and wrote, which are compared at once.
+Each stage can tell that its result is there, but has to read the scene for that. The recipe of the
+whole run has its flags and the digests of all files that it read, and its note those of the files
+that it wrote.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +24,12 @@ from sugar_pipeline.pipeline.pipeline_result import PipelineResult
 from sugar_pipeline.pipeline.plan import result_folder
 from sugar_utils import __version__
 from sugar_utils.errors import UserError
-from sugar_utils.files import read_json, write_json_atomic
-from sugar_utils.schemas import conform
+from sugar_utils.files import file_digest, in_parallel, read_json
+from sugar_utils.recipe import Recipe
 from sugar_utils.settings import with_flags
 
 FINISHED_FILE = "finished.json"
 _WITHOUT_EFFECT = ("verbose", "config")  # flags that change no result
-
-FileState = tuple[int, int]  # size in bytes, and time of the last change in nanoseconds
-
-
-class _Notes(msgspec.Struct):
-    """``finished.json``."""
-
-    flags: dict[str, str]
-    inputs: dict[str, FileState]
-    outputs: dict[str, FileState]
-    result: dict[str, Any]
 
 
 class FinishedRun:
@@ -57,39 +47,36 @@ class FinishedRun:
         values = {name: value for name, value in vars(args).items() if name not in _WITHOUT_EFFECT}
         self._flags = {name: repr(value) for name, value in sorted(values.items())}
         self._flags["version"] = __version__
-        self._inputs = self._input_states()
+        self._recipe = self._present_recipe()
 
     def result(self) -> PipelineResult | None:
         """Return the result of an earlier process; None unless all is as that process left it."""
         if self._args.overwrite or self._args.resume != "auto":
             return None
+        if not self._recipe.is_current(self._path):
+            return None
         with contextlib.suppress(UserError):
-            if not self._path.is_file():
-                return None
-            notes = conform(read_json(self._path), _Notes, self._path)
-            if notes.flags != self._flags or notes.inputs != self._inputs:
-                return None
-            if _states(map(Path, notes.outputs)) != notes.outputs:
-                return None
-            return _from_builtins(notes.result)
+            return _from_builtins(read_json(self._path).get("result"))
         return None
 
     def note(self, result: PipelineResult) -> None:
         """Note the end of a run, unless it is not sure that all is known that it was made of."""
         if not result.files:
             return
-        inputs = self._input_states()
-        has_changed = any(inputs.get(path) != state for path, state in self._inputs.items())
+        recipe = self._present_recipe()
+        files = recipe.inputs["files"]
+        earlier_files = self._recipe.inputs["files"]
+        has_changed = any(files.get(path) != digest for path, digest in earlier_files.items())
         if has_changed or not self._holds_all_images():
             return
         written = [path for record in result.records for path in record.outputs]
-        files = [*written, *result.files]
+        outputs = [*written, *result.files]
         if result.report is not None:
-            files.append(result.report)
-        notes = _Notes(self._flags, inputs, _states(files), _to_builtins(result))
-        # Without the notes the stages look for themselves.
+            outputs.append(result.report)
+        outputs = [path for path in outputs if path.is_file()]
+        # Without the note the stages look for themselves.
         with contextlib.suppress(UserError):
-            write_json_atomic(self._path, msgspec.to_builtins(notes))
+            recipe.write(self._path, outputs, result=_to_builtins(result))
 
     def _holds_all_images(self) -> bool:
         """Return whether the images lie in the scene folder, and not where a model names them."""
@@ -97,8 +84,8 @@ class FinishedRun:
         paths = [camera.image_path for camera in read_photographs(self._folder)]
         return all(path is not None and path.resolve().is_relative_to(root) for path in paths)
 
-    def _input_states(self) -> dict[str, FileState]:
-        """Return the states of all files that flags name, and of those in folders they name."""
+    def _present_recipe(self) -> Recipe:
+        """Return the recipe with digests of all files that flags name, or in folders they name."""
         output = Path(self._args.output_dir).resolve()
         visited = {output}
         files = list(_files_in(self._root, visited))
@@ -106,7 +93,16 @@ class FinishedRun:
             # An empty word would be the folder that the program was started in.
             if value and isinstance(value, str | Path):
                 files += _files_in(Path(value), visited)
-        return _states(files)
+        names = [str(path) for path in files]
+        digests = in_parallel(_digest_or_none, files)
+        return Recipe(self._flags, {"files": dict(zip(names, digests, strict=True))})
+
+
+def _digest_or_none(path: Path) -> str | None:
+    """Return the digest of a file; None where it cannot be read."""
+    with contextlib.suppress(UserError, OSError):
+        return file_digest(path)
+    return None
 
 
 def _files_in(path: Path, visited: set[Path]) -> Iterator[Path]:
@@ -128,16 +124,6 @@ def _files_in(path: Path, visited: set[Path]) -> Iterator[Path]:
             yield Path(parent, name)
 
 
-def _states(files: Iterable[Path]) -> dict[str, FileState]:
-    """Return the states of files by path; those that do not exist are left out."""
-    states = {}
-    for path in files:
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            states[str(path)] = (status.st_size, status.st_mtime_ns)
-    return states
-
-
 def _to_builtins(result: PipelineResult) -> dict[str, Any]:
     def plain(value: object) -> object:
         return value.item() if isinstance(value, np.generic) else str(value)
@@ -145,7 +131,7 @@ def _to_builtins(result: PipelineResult) -> dict[str, Any]:
     return msgspec.to_builtins(result, enc_hook=plain)
 
 
-def _from_builtins(values: dict[str, Any]) -> PipelineResult:
+def _from_builtins(values: object) -> PipelineResult:
     def typed(kind: type, value: Any) -> Any:
         return value if kind is object else kind(value)
 
