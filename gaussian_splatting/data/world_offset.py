@@ -96,17 +96,17 @@ def near_offset(
         notify: Called with a line where the points are far from the origin all the same: their
             middle is left out then, because float32 has too few digits for it.
     """
-    known = np.zeros(3) if offset is None else offset_for(points, offset)
-    finite = points[np.isfinite(points).all(axis=1)] - known
+    known_offset = np.zeros(3) if offset is None else offset_for(points, offset)
+    finite = points[np.isfinite(points).all(axis=1)] - known_offset
     if not len(finite) or np.linalg.norm(finite.mean(axis=0)) <= FAR_AWAY:
-        return known
+        return known_offset
     rest = world_offset(finite)
     numbers = ", ".join(f"{value:.10g}" for value in rest)
     notify(
         f"note: {path} lies far from the origin and nothing says where that is: ({numbers}) is "
         "left out, float32 has too few digits for it"
     )
-    return known + rest
+    return known_offset + rest
 
 
 def describe_offset(offset: np.ndarray) -> str:

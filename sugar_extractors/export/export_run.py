@@ -168,18 +168,18 @@ class _Export:
         """Return the matrix that places points, (P, 3), from where the export starts. (4, 4)"""
         if self.place is not None:
             return self.place.matrix
-        wanted = self.options.placement
-        cameras = self.scene.calibrated_cameras if wanted.needs_cameras else []
+        options = self.options.placement
+        cameras = self.scene.calibrated_cameras if options.needs_cameras else []
         scale = None
-        if wanted.is_scaled:
+        if options.is_scaled:
             world_offset = self.scene.offset if cameras else None
-            scale = scale_of(cameras, wanted, world_offset)
+            scale = scale_of(cameras, options, world_offset)
             if self.scales_capture and not self.starts_in_scene:
                 scale /= self.source.scale
         elif self.keeps_metres and self.starts_in_scene:
             scale = self.source.scale
-        placement = PlacementOptions(wanted.orient, scale)
-        if wanted.orient != "up":
+        placement = PlacementOptions(options.orient, scale)
+        if options.orient != "up":
             return placing_matrix([], np.zeros((0, 3)), points, placement)
         return placing_matrix(cameras, self.scene.points, points, placement)
 

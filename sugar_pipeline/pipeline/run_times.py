@@ -61,11 +61,11 @@ class RunTimes:
             seconds: That it took in this process.
             result: A file that it writes.
         """
-        made = result.stat().st_mtime_ns if result.exists() else 0
+        write_time = result.stat().st_mtime_ns if result.exists() else 0
         earlier = self._earlier.get(name)
-        if earlier is not None and earlier.made == made:
+        if earlier is not None and earlier.made == write_time:
             seconds = earlier.seconds
-        self._parts[name] = _PartTime(made, seconds)
+        self._parts[name] = _PartTime(write_time, seconds)
         return seconds
 
     def write(self) -> None:

@@ -292,13 +292,13 @@ def _placement_of(options: ExportedOptions) -> Placement:
         UserError: A record is damaged, or the one is missing that a file of its name has.
     """
     path = options.exported
-    given = options.exported_transform
-    if given == UNMOVED:
+    record_name = options.exported_transform
+    if record_name == UNMOVED:
         return Placement.unmoved(path)
-    if given is not None:
-        record = Path(given)
+    if record_name is not None:
+        record = Path(record_name)
         if not record.is_file():
-            raise UserError(f"--exported_transform {given}: no such file; or pass {UNMOVED}")
+            raise UserError(f"--exported_transform {record_name}: no such file; or pass {UNMOVED}")
         return Placement.of(path, record)
     placement = Placement.of(path)
     expected = expected_record(path)
