@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -289,6 +289,7 @@ class _PipelineRun:
         plan = self.plan
         result = self.result
         console = self._console
+        result.unregistered = _unregistered(plan.coarse.scene_path)
         try:
             result.quality = _measure(plan.coarse.scene_path, result, plan.coarse.compute.device)
             result.grade = worst(_grades_of_results(result))
@@ -400,13 +401,16 @@ def _coarse_record(result: PipelineResult) -> StageRecord | None:
 
 
 def _print_result(result: PipelineResult, console: Console) -> None:
-    """Print the grade, the views that were left out, and where the results are."""
+    """Print the grade, the photographs that are missing in it, and where the results are."""
     if result.grade is not None:
         console.headline(f"the result is {result.grade}")
-    dropped = dropped_views(result.records)
-    if dropped:
-        views = [f"{name} ({reason})" for name, reason in dropped.items()]
-        console.headline(f"left out: {len(dropped)} photographs: {shortened(views)}")
+    missing = {
+        "without a pose": result.unregistered,
+        "left out": dropped_views(result.records),
+    }
+    for words, photographs in missing.items():
+        if photographs:
+            console.headline(f"{words}: {_named(photographs)}")
     if not result.files:
         return
     names = [path.name for path in result.files]
@@ -415,6 +419,19 @@ def _print_result(result: PipelineResult, console: Console) -> None:
     folder = result.files[0].parent
     console.headline(f"results in {folder}: {', '.join(names)}")
     console.headline(f"to look at them: {_show_command(folder)}")
+
+
+def _named(photographs: Mapping[str, str]) -> str:
+    """Name some photographs with their reasons."""
+    views = [f"{name} ({reason})" for name, reason in photographs.items()]
+    return f"{len(photographs)} photographs: {shortened(views)}"
+
+
+def _unregistered(scene: Path) -> Mapping[str, str]:
+    # What reads videos is slow to load.
+    from sugar_capture.convert_run import unregistered_photographs
+
+    return unregistered_photographs(scene)
 
 
 def _show_command(folder: Path) -> str:
@@ -498,4 +515,6 @@ def _summary(plan: PipelinePlan, result: PipelineResult) -> Summary:
         is_replaced = record.name == REFINEMENT and result.splats_are_coarse
         if is_replaced and record.grade is not None:
             notes.append(record.grade.reason)
+    if result.unregistered:
+        notes.append(f"Without a pose: {_named(result.unregistered)}.")
     return Summary(result.grade, notes, result.files, _show_command(plan.result_folder))
