@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sugar_capture.feature_database import database_name
+from sugar_capture.feature_database import SMALL_GROUP, database_name
 from sugar_capture.pairs.chosen_pairs import Pair
 from sugar_capture.pairs.first_pairs import pairs_with_parallax, ranked_pairs, reachable_images
 from sugar_utils.libraries import load_pycolmap
@@ -78,10 +78,12 @@ class ModelGrowth:
             keeps_poses: Whether what it has stays as it is.
         """
         options = self._options()
+        model = load_pycolmap().Reconstruction(str(start))
+        if _has_many_cameras(model):
+            _keep_distortion(options)
         if keeps_poses:
             options.fix_existing_frames = True
-            cameras = load_pycolmap().Reconstruction(str(start)).cameras
-            options.constant_cameras = set(cameras)
+            options.constant_cameras = set(model.cameras)
         return self._run(options, start, n_started)
 
     def completed(self, start: Path, n_started: int) -> list[Any]:
@@ -177,6 +179,13 @@ class ModelGrowth:
 def size_of(model: Any) -> tuple[int, int]:
     """Return the numbers of images and of points of a model, by which models are compared."""
     return model.num_reg_images(), model.num_points3D()
+
+
+def _has_many_cameras(model: Any) -> bool:
+    """Whether a model has several cameras, of too few images each to determine distortion."""
+    numbers = model.reg_image_ids()
+    n_cameras = len({model.images[number].camera_id for number in numbers})
+    return n_cameras > 1 and len(numbers) < SMALL_GROUP * n_cameras
 
 
 def _keep_distortion(options: pycolmap.IncrementalPipelineOptions) -> None:

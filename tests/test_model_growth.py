@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +70,12 @@ def rooms_of(index: int) -> tuple[int, ...]:
     return (0,) if index in FIRST_ROOM else (1,)
 
 
-def write_database(path: Path) -> None:
-    """Write the features of two rooms and their verified matches, half a pixel off at most."""
+def write_database(path: Path, focals: Sequence[float] = (FOCAL,) * N) -> None:
+    """Write the features of two rooms and their verified matches, half a pixel off at most.
+
+    Args:
+        focals: Of each image, which are all said to be of one camera.
+    """
     rng = np.random.default_rng(0)
     rooms = [middle + rng.uniform(-1, 1, (N_POINTS, 3)) for middle in (np.zeros(3), OFFSET)]
     rows = {}  # of each image: row of the keypoint of each point, by room
@@ -91,7 +96,7 @@ def write_database(path: Path) -> None:
             database.write_frame(frame)
             points = np.concatenate([rooms[room] for room in rooms_of(index)])
             seen = points @ pose.rotation.matrix().T + pose.translation
-            pixels = FOCAL * seen[:, :2] / seen[:, 2:] + SIZE / 2
+            pixels = focals[index] * seen[:, :2] / seen[:, 2:] + SIZE / 2
             pixels += rng.uniform(-0.5, 0.5, pixels.shape)
             database.write_keypoints(number, pixels.astype(np.float32))
             rows[index] = {
@@ -230,3 +235,56 @@ def test_a_model_can_grow_as_far_as_strong_pairs_join_images():
     matches = {(0, 1): 50, (1, 2): 40, (2, 3): 10, (3, 4): 60}
     assert reachable_images(matches, [1], 6) == 3
     assert reachable_images(matches, [0, 4], 6) == 5
+
+
+def test_images_of_many_cameras_get_a_lens_each(tmp_path):
+    path = tmp_path / "database.db"
+    focals = (FOCAL * np.linspace(0.7, 1.6, N)).tolist()
+    write_database(path, focals)
+    growth = growth_of(path, tmp_path)
+    common = part_of(growth, range(N))
+    separate = mapping._with_separate_lenses(growth, common)
+    assert separate is not None
+    found = [separate.cameras[separate.images[k].camera_id].focal_length for k in range(1, N + 1)]
+    # Distance makes up for some of a focal length.
+    np.testing.assert_allclose(found, focals, rtol=0.2)
+    # It is added to, and its points are found again, with the lenses that it has.
+    (tmp_path / "further").mkdir()
+    placed = mapping.placed_model(path, tmp_path / "further", separate, 0)
+    assert placed.compute_mean_reprojection_error() < 1
+    separate.deregister_frame(separate.images[2].frame_id)
+    options = MappingOptions("incremental", 0)
+    names = [database_name(index) for index in range(N)]
+    models = mapping.map_photographs(
+        path, names, tmp_path / "sparse", options, None, lambda n: None, separate
+    )
+    assert models.n_registered == N
+    assert models.largest is not None
+    assert models.largest.compute_mean_reprojection_error() < 0.6
+
+
+def test_images_of_one_camera_keep_one_lens(database, tmp_path):
+    growth = growth_of(database, tmp_path)
+    assert mapping._with_separate_lenses(growth, part_of(growth, range(N))) is None
+
+
+def test_an_adjustment_that_gets_lost_is_not_taken(database, tmp_path, monkeypatch):
+    model = part_of(growth_of(database, tmp_path), range(N))
+
+    def gets_lost(model: pycolmap.Reconstruction) -> None:
+        for number in model.point3D_ids():
+            model.points3D[number].error = float("nan")
+
+    monkeypatch.setattr(mapping, "refine_principal_points", gets_lost)
+    assert mapping._with_principal_points(model) is model
+
+
+def test_a_model_that_is_added_to_loses_no_image(database, tmp_path, monkeypatch):
+    start = part_of(growth_of(database, tmp_path), range(N))
+    monkeypatch.setattr(ModelGrowth, "continued", lambda *args: [part_of(args[0], FIRST_ROOM)])
+    options = MappingOptions("incremental", 0)
+    names = [database_name(index) for index in range(N)]
+    models = mapping.map_photographs(
+        database, names, tmp_path / "sparse", options, None, lambda n: None, start
+    )
+    assert models.n_registered == N
