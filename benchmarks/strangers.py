@@ -36,7 +36,7 @@ _TOLERANCE = 0.2  # of the median distance from the middle, for positions that a
 
 
 def unpacked(folder: Path) -> Path:
-    """Unpack the database into a folder.
+    """Unpack the database into a folder, with the names that ``convert.py`` gives images.
 
     Raises:
         UserError: ``SUGAR_SCENES`` names no folder with it.
@@ -47,6 +47,10 @@ def unpacked(folder: Path) -> Path:
     target = folder / "database.db"
     with lzma.open(packed) as source, target.open("wb") as sink:
         shutil.copyfileobj(source, sink)
+    with pycolmap.Database.open(str(target)) as database:
+        for image in database.read_all_images():
+            image.name = database_name(image.image_id - 1)
+            database.update_image(image)
     return target
 
 

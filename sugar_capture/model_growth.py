@@ -24,6 +24,8 @@ _FURTHER_MODELS = 5  # most that begin with another pair
 # Of a pose that is added in the end, where COLMAP asks for 30 points and a quarter of them.
 _RELAXED_POINTS = 20
 _RELAXED_SHARE = 0.15
+# In longest sides, of one of many lenses, where COLMAP takes 10: cut-outs of a tele lens have more.
+_LONGEST_FOCAL = 30.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class ModelGrowth:
         model = load_pycolmap().Reconstruction(str(start))
         if _has_many_cameras(model):
             _keep_distortion(options)
+            options.max_focal_length_ratio = _LONGEST_FOCAL
         if keeps_poses:
             options.fix_existing_frames = True
             options.constant_cameras = set(model.cameras)
@@ -91,6 +94,7 @@ class ModelGrowth:
         options = self._options()
         options.mapper.abs_pose_min_num_inliers = _RELAXED_POINTS
         options.mapper.abs_pose_min_inlier_ratio = _RELAXED_SHARE
+        options.max_focal_length_ratio = _LONGEST_FOCAL
         _keep_distortion(options)
         return self._run(options, start, n_started)
 
