@@ -56,6 +56,7 @@ class Outcome(msgspec.Struct):
     photographs: Count
     points: Count
     reprojection_error: Coordinate
+    left_out: dict[str, str] = {}  # reasons by name of a photograph without a pose
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,17 @@ def convert(options: ConvertOptions, console: Console | None = None) -> Converte
             open_console.info(message)
         note(source)
         return _convert(Work(source, options, open_console))
+
+
+def unregistered_photographs(scene: Path) -> dict[str, str]:
+    """Return the photographs of a scene without a pose: name to the reason.
+
+    Empty where another program found the cameras.
+    """
+    path = scene / scene_folder.WORK / OUTCOME
+    if not path.is_file():
+        return {}
+    return read_checked(path, Outcome).get("left_out", {})
 
 
 def _convert(work: Work) -> Converted:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -154,3 +154,30 @@ def _assumed_lenses(photographs: Sequence[Photograph], camera_model: str | None)
         lens.has_prior_focal_length = first.focal is not None
         lenses.append((lens, group))
     return lenses
+
+
+def separate_lenses(database_path: Path, camera_ids: Collection[int]) -> dict[int, int]:
+    """Give each image of some cameras a camera of its own, with the same lens to begin with.
+
+    Numbers of new cameras follow from those of the images, so they are the same each time.
+
+    Returns:
+        The number of the camera that an image had, by that of its new one.
+    """
+    pycolmap = load_pycolmap()
+    earlier = {}
+    with pycolmap.Database.open(str(database_path)) as database:
+        images = sorted(database.read_all_images(), key=lambda image: image.image_id)
+        for image in images:
+            if image.camera_id not in camera_ids:
+                continue
+            lens = database.read_camera(image.camera_id)
+            sensor = _write_sensor(database, lens)
+            earlier[sensor.id] = image.camera_id
+            frame = pycolmap.Frame(frame_id=image.frame_id)
+            frame.rig_id = _write_rig(database, Rig([(lens, np.eye(3))], []), [sensor])
+            frame.add_data_id(pycolmap.data_t(sensor, image.image_id))
+            database.update_frame(frame)
+            image.camera_id = sensor.id
+            database.update_image(image)
+    return earlier

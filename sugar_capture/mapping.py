@@ -4,18 +4,24 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from gaussian_splatting.data.colmap import read_reconstruction, write_model
-from sugar_capture.feature_database import database_name
+from sugar_capture.feature_database import database_name, separate_lenses
+from sugar_capture.matching import verified_matches
+from sugar_capture.model_growth import SMALLEST_MODEL, ModelGrowth, size_of
+from sugar_capture.model_joining import aligned_to
+from sugar_capture.pairs.chosen_pairs import Pair
+from sugar_capture.pairs.first_pairs import strong_pairs
+from sugar_capture.pairs.pair_checks import unproven_images
 from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
 
@@ -25,9 +31,10 @@ if TYPE_CHECKING:
 Mapper = Literal["auto", "incremental", "global"]
 Poses = Sequence[tuple[np.ndarray, np.ndarray]]  # world to camera, (3, 3), and centre, (3,)
 MAX_INCREMENTAL = 500  # most images to add one by one: time grows with the square
-SMALLEST_MODEL = 3
 _LEAST_POINTS = 30  # of an image, or of all images of a rig at a time, that support its pose
 MIN_IMAGES_FOR_PRINCIPAL_POINT = 20  # of one camera, from which its principal point is refined
+_CLEARLY_BETTER = 0.9  # reprojection error with a lens for each image, in times of that with one
+_MOST_WORSE = 1.5  # reprojection error of a model that was added to, in times of that before
 
 
 @dataclass(frozen=True)
@@ -90,10 +97,10 @@ def map_photographs(
             models = _map_incrementally(database, scratch, options, advance, start)
         else:
             models = _map_globally(database, scratch, options)
-        models.sort(key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
+        models.sort(key=size_of, reverse=True)
         is_known = poses is not None or options.keeps_lenses or options.keeps_focal
         if models and not is_known and not _keeps_poses(start):
-            refine_principal_points(models[0])
+            models[0] = _with_principal_points(models[0])
         shutil.rmtree(scratch)
         for number, model in enumerate(models):
             for image in model.images.values():
@@ -142,6 +149,18 @@ def _models(models: Sequence[Any]) -> Models:
     return Models(models[0] if models else None, registered)
 
 
+def _with_principal_points(model: pycolmap.Reconstruction) -> pycolmap.Reconstruction:
+    """Return a model with refined principal points; as it was where the adjustment gets lost.
+
+    It does where a lens was assumed for images of several ones, so that distortion makes up for it.
+    """
+    refined = copy.deepcopy(model)
+    refine_principal_points(refined)
+    most = _MOST_WORSE * model.compute_mean_reprojection_error()
+    is_sound = refined.compute_mean_reprojection_error() <= most
+    return refined if is_sound else model
+
+
 def refine_principal_points(model: pycolmap.Reconstruction) -> None:
     """Adjust a finished model once more, with free principal points where they can be determined.
 
@@ -159,13 +178,9 @@ def refine_principal_points(model: pycolmap.Reconstruction) -> None:
     for camera_id, count in counts.items():
         if count < MIN_IMAGES_FOR_PRINCIPAL_POINT:
             config.set_constant_cam_intrinsics(camera_id)
-    config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
     options = pycolmap.BundleAdjustmentOptions()
     options.refine_principal_point = True
-    options.ceres.use_gpu = False
-    options.ceres.solver_options.num_threads = 1
-    pycolmap.create_default_bundle_adjuster(options, config, model).solve()
-    model.update_point_3d_errors()
+    _solve(model, config, options)
 
 
 def _triangulate(
@@ -251,44 +266,173 @@ def _map_incrementally(
     advance: Callable[[int], None],
     start: pycolmap.Reconstruction | None,
 ) -> list[Any]:
-    pycolmap = load_pycolmap()
-    pipeline = pycolmap.IncrementalPipelineOptions()
-    pipeline.random_seed = options.seed
-    pipeline.num_threads = 1
-    pipeline.ba_refine_focal_length = not (options.keeps_lenses or options.keeps_focal)
-    pipeline.ba_refine_extra_params = not options.keeps_lenses
-    pipeline.ba_refine_sensor_from_rig = not options.keeps_lenses
-    pipeline.min_model_size = SMALLEST_MODEL
-    # Colours come from the undistorted images, which are read anyway.
-    pipeline.extract_colors = False
-    n_started = 0
-    start_folder = ""
-    if start is not None:
-        n_started = start.num_reg_images()
-        if _keeps_poses(start):
-            pipeline.fix_existing_frames = True
-            pipeline.constant_cameras = set(start.cameras)
-        start_folder = str(folder / "start")
-        write_model(_with_database_names(start), folder / "start")
-    registered = itertools.count(n_started + 1)
-
-    def on_initial_pair() -> None:
-        next(registered)
-        advance(next(registered))
-
-    def on_next_image() -> None:
-        advance(next(registered))
-
-    models = pycolmap.incremental_mapping(
-        str(database),
-        str(folder),
-        str(folder),
-        pipeline,
-        input_path=start_folder,
-        initial_image_pair_callback=on_initial_pair,
-        next_image_callback=on_next_image,
+    """Add images to a model one by one, or find models, of which no first pair decides alone."""
+    with load_pycolmap().Database.open(str(database)) as opened:
+        n = opened.num_images()
+    growth = ModelGrowth(
+        database if start is None else _database_of(start, database, folder),
+        folder,
+        n,
+        options.seed,
+        refines_lenses=not options.keeps_lenses,
+        refines_focal=not (options.keeps_lenses or options.keeps_focal),
+        advance=advance,
     )
-    return list(models.values())
+    if start is not None:
+        start_folder = folder / "start"
+        write_model(_with_database_names(start), start_folder)
+        extended = growth.continued(start_folder, start.num_reg_images(), _keeps_poses(start))
+        return [max([start, *extended], key=lambda model: model.num_reg_images())]
+    models = growth.first_model()
+    if not models:
+        return []
+    matches = verified_matches(database)
+    # To grow a model of thousands again takes longer than to do without a tenth of them.
+    if n <= MAX_INCREMENTAL and not growth.is_whole(models[0], matches):
+        models = [_joined(growth, [*models, *growth.further_models(models[0], matches)], matches)]
+    others = sorted(set(range(1, n + 1)).difference(models[0].reg_image_ids()))
+    if len(others) >= SMALLEST_MODEL:
+        models += growth.models_of(others)
+    return models
+
+
+def _joined(growth: ModelGrowth, parts: Sequence[Any], matches: Mapping[Pair, int]) -> Any:
+    """Return the largest of some models with what the others and single images add to it."""
+    largest, *others = sorted(parts, key=size_of, reverse=True)
+    for other in others:
+        largest = _with_part(growth, largest, other, matches)
+    separate = _with_separate_lenses(growth, largest)
+    if separate is not None:
+        growth = replace(growth, database=_database_of(separate, growth.database, growth.folder))
+        largest = separate
+    if largest.num_reg_images() == growth.n:
+        return largest
+    start = growth.folder / "incomplete"
+    write_model(largest, start)
+    completed = growth.completed(start, largest.num_reg_images())
+    return _proven(growth, completed, largest, matches)
+
+
+def _with_part(growth: ModelGrowth, model: Any, part: Any, matches: Mapping[Pair, int]) -> Any:
+    """Return a model with the images of another one; without them where the two do not agree."""
+    if set(part.reg_image_ids()) <= set(model.reg_image_ids()):
+        return model
+    aligned = aligned_to(part, model, growth.database, strong_pairs(matches), growth.seed)
+    if aligned is None:
+        return model
+    poses = _poses_of(aligned) | _poses_of(model)
+    lenses = dict(model.cameras)
+    used = {model.images[number].camera_id for number in model.reg_image_ids()}
+    for number in aligned.reg_image_ids():
+        camera_id = aligned.images[number].camera_id
+        if camera_id not in used:
+            lenses[camera_id] = aligned.cameras[camera_id]
+    with tempfile.TemporaryDirectory(dir=growth.folder) as scratch:
+        joined = _triangulate(growth.database, Path(scratch), poses, growth.seed, lenses)
+        _adjust(joined)
+        start = Path(scratch) / "joined"
+        write_model(joined, start)
+        further = growth.continued(start, joined.num_reg_images(), keeps_poses=False)
+    return _proven(growth, further, model, matches)
+
+
+def _with_separate_lenses(growth: ModelGrowth, model: Any) -> Any | None:
+    """Return a model whose images have a lens each, where it fits clearly better; else None.
+
+    Images without EXIF are taken for those of one camera, as those of a video are. Strangers'
+    images are not.
+    """
+    lenses = dict(model.cameras)
+    counts = Counter(model.images[number].camera_id for number in model.reg_image_ids())
+    shared = set()
+    with load_pycolmap().Database.open(str(growth.database)) as opened:
+        for camera_id, count in counts.items():
+            if count > 1 and not opened.read_camera(camera_id).has_prior_focal_length:
+                shared.add(camera_id)
+    if not shared or not growth.refines_focal:
+        return None
+    with tempfile.TemporaryDirectory(dir=growth.folder) as scratch:
+        database = Path(scratch) / "database.db"
+        shutil.copyfile(growth.database, database)
+        for new_id, camera_id in separate_lenses(database, shared).items():
+            lens = copy.deepcopy(lenses[camera_id])
+            lens.camera_id = new_id
+            lenses[new_id] = lens
+        poses = _poses_of(model)
+        separate = _triangulate(database, Path(scratch), poses, growth.seed, lenses)
+    _adjust(separate)
+    error = separate.compute_mean_reprojection_error()
+    is_better = error <= _CLEARLY_BETTER * model.compute_mean_reprojection_error()
+    return separate if is_better else None
+
+
+def _database_of(model: pycolmap.Reconstruction, database: Path, folder: Path) -> Path:
+    """Return a database with the cameras of a model: a copy where its images have a lens each."""
+    with load_pycolmap().Database.open(str(database)) as opened:
+        camera_ids = {image.image_id: image.camera_id for image in opened.read_all_images()}
+    shared = set()
+    for number in model.reg_image_ids():
+        if model.images[number].camera_id != camera_ids[number]:
+            shared.add(camera_ids[number])
+    if not shared:
+        return database
+    path = folder / "separate_lenses.db"
+    shutil.copyfile(database, path)
+    separate_lenses(path, shared)
+    return path
+
+
+def _proven(
+    growth: ModelGrowth, extended: Sequence[Any], model: Any, matches: Mapping[Pair, int]
+) -> Any:
+    """Return a model with the images that were added to it, where verified matches prove them.
+
+    Args:
+        extended: The model with them; empty if there is none.
+    """
+    if not extended:
+        return model
+    candidate = extended[0]
+    names = [database_name(index) for index in range(growth.n)]
+    added = set(candidate.reg_image_ids()).difference(model.reg_image_ids())
+    added_names = {names[number - 1] for number in added}
+    registered = [names[number - 1] for number in candidate.reg_image_ids()]
+    unproven = unproven_images(candidate, added_names, registered, growth.database, names, matches)
+    if 2 * len(unproven) > len(added):
+        return model
+    for number in sorted(added):
+        if names[number - 1] in unproven:
+            candidate.deregister_frame(candidate.images[number].frame_id)
+    error = model.compute_mean_reprojection_error()
+    is_as_exact = candidate.compute_mean_reprojection_error() <= _MOST_WORSE * error
+    is_larger = candidate.num_reg_images() > model.num_reg_images()
+    return candidate if is_larger and is_as_exact else model
+
+
+def _adjust(model: pycolmap.Reconstruction) -> None:
+    """Adjust poses, points and focal lengths of a model that was put together."""
+    pycolmap = load_pycolmap()
+    config = pycolmap.BundleAdjustmentConfig()
+    for number in model.reg_image_ids():
+        config.add_image(number)
+    options = pycolmap.BundleAdjustmentOptions()
+    options.refine_extra_params = False
+    options.ceres.loss_function_type = pycolmap.LossFunctionType.SOFT_L1
+    _solve(model, config, options)
+
+
+def _solve(
+    model: pycolmap.Reconstruction,
+    config: pycolmap.BundleAdjustmentConfig,
+    options: pycolmap.BundleAdjustmentOptions,
+) -> None:
+    """Adjust a model on one core."""
+    pycolmap = load_pycolmap()
+    config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
+    options.ceres.use_gpu = False
+    options.ceres.solver_options.num_threads = 1
+    pycolmap.create_default_bundle_adjuster(options, config, model).solve()
+    model.update_point_3d_errors()
 
 
 def _with_database_names(model: pycolmap.Reconstruction) -> pycolmap.Reconstruction:
@@ -308,9 +452,15 @@ def placed_model(
         database: Its images have other features than those that the model was made of.
         folder: An existing one, for files that pycolmap writes.
     """
+    fitting = _database_of(model, database, folder)
+    return _triangulate(fitting, folder, _poses_of(model), seed, dict(model.cameras))
+
+
+def _poses_of(model: pycolmap.Reconstruction) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return the rotation and centre of each registered image by its number, see ``Poses``."""
     poses = {}
     for number in model.reg_image_ids():
         pose = model.images[number].cam_from_world()
         rotation = pose.rotation.matrix()
         poses[number] = (rotation, -rotation.T @ pose.translation)
-    return _triangulate(database, folder, poses, seed, dict(model.cameras))
+    return poses

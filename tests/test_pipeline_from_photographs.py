@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageFilter
 
+from sugar_capture.convert_run import unregistered_photographs
 from sugar_pipeline.commands import run_full
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline.pipeline_result import PipelineResult
+from sugar_pipeline.pipeline.pipeline_run import _print_result
 from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
+from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.photographed_room import WIDTH, write_photographs
 from tests.support.tiny_scene import SHORT_PIPELINE
@@ -136,3 +141,22 @@ def test_from_photographs_to_gaussians_on_a_surface_in_one_command(tmp_path, cap
     room = tmp_path / "room"
     shutil.copy(room / "input" / "IMG 7.png", room / "input" / "IMG 8.png")
     assert plan_of("-s", room).convert is not None
+
+
+def test_the_end_of_a_run_names_the_photographs_without_a_pose(tmp_path, capsys):
+    folder = tmp_path / "distorted"
+    folder.mkdir()
+    outcome = {
+        "line": "6 of 7",
+        "registered": 6,
+        "photographs": 7,
+        "points": 100,
+        "reprojection_error": 0.5,
+        "left_out": {"IMG 7.png": "too few matches"},
+    }
+    (folder / "outcome.json").write_text(json.dumps(outcome), encoding="utf-8")
+    unregistered = unregistered_photographs(tmp_path)
+    _print_result(PipelineResult(unregistered=unregistered), Console())
+    line = "without a pose: 1 photographs: IMG 7.png (too few matches)"
+    assert line in capsys.readouterr().out
+    assert unregistered_photographs(tmp_path / "made by others") == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sugar_capture import matching
 from sugar_capture.mapping import Models
-from sugar_capture.pairs.pair_checks import MIN_MATCHES, contradicting_pairs
+from sugar_capture.pairs import pair_checks
 
 
 def unproven_images(
@@ -24,11 +24,5 @@ def unproven_images(
     if model is None or not added:
         return set()
     matches = matching.verified_matches(database)
-    contradicting = contradicting_pairs(model, database, names, matches)
-    registered = set(models.registered[0])
-    well_matched = set()
-    for (i, j), count in matches.items():
-        pair = {names[i], names[j]}
-        if count >= MIN_MATCHES and pair <= registered:
-            well_matched |= pair
-    return {name for name in added if name in contradicting or name not in well_matched}
+    registered = models.registered[0]
+    return pair_checks.unproven_images(model, added, registered, database, names, matches)

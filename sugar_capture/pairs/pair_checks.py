@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,31 @@ def contradicting_pairs(
         if checked >= MIN_PAIRS and wrong > CONTRADICTING_SHARE * checked:
             contradicting[name] = (wrong, checked)
     return contradicting
+
+
+def unproven_images(
+    model: pycolmap.Reconstruction,
+    added: Collection[str],
+    registered: Collection[str],
+    database_path: Path,
+    names: Sequence[str],
+    matches: Mapping[tuple[int, int], int],
+) -> set[str]:
+    """Return the added images that contradict their matches, or match no registered image well.
+
+    Args:
+        added: Names of images of the model.
+        registered: Names of the images that they may match.
+        names: Of all images, in the order of their numbers in the database.
+        matches: Verified matches of pairs of image indices.
+    """
+    contradicting = contradicting_pairs(model, database_path, names, matches)
+    well_matched = set()
+    for (i, j), count in matches.items():
+        pair = {names[i], names[j]}
+        if count >= MIN_MATCHES and pair.issubset(registered):
+            well_matched |= pair
+    return {name for name in added if name in contradicting or name not in well_matched}
 
 
 class _PairChecker:

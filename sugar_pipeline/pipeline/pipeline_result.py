@@ -90,6 +90,8 @@ class PipelineResult:
     # Whether the refined model is worse than the coarse one, whose Gaussians become the result.
     splats_are_coarse: bool = False
     files: list[Path] = field(default_factory=list)  # of the folder of results, the mesh first
+    # Photographs that have no pose, so that no stage saw them: name to the reason.
+    unregistered: Mapping[str, str] = field(default_factory=dict)
     grade: Grade | None = None
     seconds: float | None = None  # that the run took, in all its processes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -323,6 +323,7 @@ class _PipelineRun:
         result = self.result
         console = self._console
         conclusion_start = time.monotonic()
+        result.unregistered = _unregistered(plan.coarse.scene_path)
         result.grade = worst(_grades_of_results(result))
         has_failed = any(record.problem for record in result.records)
         if plan.force or not has_failed:
@@ -458,15 +459,31 @@ def print_result(result: PipelineResult, console: Console, minutes: object = Non
         console.headline(f"took {html.duration_text(result.seconds)}{planned}")
     if result.grade is not None:
         console.headline(f"the result is {result.grade}")
-    dropped = dropped_views(result.records)
-    if dropped:
-        views = [f"{name} ({reason})" for name, reason in dropped.items()]
-        console.headline(f"left out: {len(dropped)} photographs: {shortened(views)}")
+    missing = {
+        "without a pose": result.unregistered,
+        "left out": dropped_views(result.records),
+    }
+    for words, photographs in missing.items():
+        if photographs:
+            console.headline(f"{words}: {_named(photographs)}")
     if not result.files:
         return
     names = [path.name for path in result.files]
     console.headline(f"results in {result.folder}: {', '.join(names)}")
     console.headline(f"to look at them: {command_text('view', result.folder)}")
+
+
+def _named(photographs: Mapping[str, str]) -> str:
+    """Name some photographs with their reasons."""
+    views = [f"{name} ({reason})" for name, reason in photographs.items()]
+    return f"{len(photographs)} photographs: {shortened(views)}"
+
+
+def _unregistered(scene: Path) -> Mapping[str, str]:
+    # What reads videos is slow to load.
+    from sugar_capture.convert_run import unregistered_photographs
+
+    return unregistered_photographs(scene)
 
 
 def _grades_of_results(result: PipelineResult) -> list[Grade]:
@@ -550,4 +567,6 @@ def _summary(plan: PipelinePlan, result: PipelineResult) -> Summary:
         is_replaced = record.name == REFINEMENT and result.splats_are_coarse
         if is_replaced and record.grade is not None:
             notes.append(record.grade.reason)
+    if result.unregistered:
+        notes.append(f"Without a pose: {_named(result.unregistered)}.")
     return Summary(result.grade, notes, result.files, command_text("view", plan.result_folder))
