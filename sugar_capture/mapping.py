@@ -18,9 +18,9 @@ from gaussian_splatting.data.colmap import read_reconstruction, write_model
 from sugar_capture.feature_database import database_name, separate_lenses
 from sugar_capture.matching import verified_matches
 from sugar_capture.model_growth import SMALLEST_MODEL, ModelGrowth, size_of
-from sugar_capture.model_joining import aligned_to
 from sugar_capture.pairs.chosen_pairs import Pair
 from sugar_capture.pairs.first_pairs import strong_pairs
+from sugar_capture.pairs.model_joining import aligned_to
 from sugar_capture.pairs.pair_checks import unproven_images
 from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap

@@ -16,9 +16,9 @@ from sugar_capture.feature_database import database_name
 from sugar_capture.mapping import MappingOptions, Models
 from sugar_capture.matching import verified_matches
 from sugar_capture.model_growth import ModelGrowth
-from sugar_capture.model_joining import aligned_to
 from sugar_capture.pairs import first_pairs
 from sugar_capture.pairs.first_pairs import pairs_with_parallax, ranked_pairs, reachable_images
+from sugar_capture.pairs.model_joining import aligned_to
 
 SIZE = 800  # pixels
 FOCAL = 700.0
