@@ -14,7 +14,7 @@ from sugar_capture.convert_run import unregistered_photographs
 from sugar_pipeline.commands import run_full
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline.pipeline_run import _print_result
+from sugar_pipeline.pipeline.pipeline_run import print_result
 from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -156,7 +156,7 @@ def test_the_end_of_a_run_names_the_photographs_without_a_pose(tmp_path, capsys)
     }
     (folder / "outcome.json").write_text(json.dumps(outcome), encoding="utf-8")
     unregistered = unregistered_photographs(tmp_path)
-    _print_result(PipelineResult(unregistered=unregistered), Console())
+    print_result(PipelineResult(unregistered=unregistered), Console())
     line = "without a pose: 1 photographs: IMG 7.png (too few matches)"
     assert line in capsys.readouterr().out
     assert unregistered_photographs(tmp_path / "made by others") == {}
