@@ -69,8 +69,13 @@ def _first_recorded(results: Sequence[Path]) -> Capture:
     return Capture()
 
 
-def _recorded(path: Path) -> Capture:
-    """Return the capture that the records of a result name."""
+def _recorded(path: Path, visited: frozenset[Path] = frozenset()) -> Capture:
+    """Return the capture that the records of a result, or of the model that it was made of, name.
+
+    Args:
+        path: The result.
+        visited: Results that led here, resolved: records of damaged folders may go in circles.
+    """
     folder = path if path.is_dir() else path.parent
     for file in (note_path(path), folder / "run.json", folder / CHECKPOINT_FOLDER / "run.json"):
         if file.is_file():
@@ -79,8 +84,10 @@ def _recorded(path: Path) -> Capture:
                 return capture
     origin = Placement.of(path).origin
     capture = _existing(origin.scene, origin.checkpoint)
-    if origin.checkpoint is None and origin.model is not None and origin.model.exists():
-        of_model = _recorded(origin.model) if origin.model.resolve() != path.resolve() else capture
+    visited |= {path.resolve()}
+    model = origin.model
+    if origin.checkpoint is None and model is not None and model.resolve() not in visited:
+        of_model = _recorded(model, visited)
         capture = replace(of_model, scene=capture.scene or of_model.scene)
     return capture
 

@@ -27,7 +27,7 @@ from gaussian_splatting.formats.placement import (
 )
 from sugar_extractors.export.format_types import Axes
 from sugar_extractors.export.formats import FORMATS, GAUSSIAN_FORMATS
-from sugar_extractors.results import capture_of
+from sugar_extractors.results import Capture, capture_of
 from sugar_utils.errors import UserError
 
 FAR = np.array([500_000.0, 4_000_000.0, 301.0])
@@ -126,6 +126,14 @@ def test_full_coordinates_of_earlier_records_are_parted(tmp_path):
     placement = Placement.of(tmp_path / "a.obj")
     np.testing.assert_array_equal(placement.offset, FAR)
     np.testing.assert_array_equal(placement.matrix[:3, 3], 0)
+
+
+def test_records_that_lead_to_each_other_end(tmp_path):
+    for name, other in (("a.ply", "b.ply"), ("b.ply", "a.ply")):
+        (tmp_path / name).write_bytes(b"ply\nend_header\n")
+        origin = Origin(model=tmp_path / other)
+        write(tmp_path / f"{name}.json", Placement(similarity(), origin=origin).record(tmp_path))
+    assert capture_of([tmp_path / "a.ply"]) == Capture()
 
 
 def test_the_offset_of_another_selection_of_photographs_is_made_up_for():
