@@ -23,6 +23,7 @@ from sugar_capture.ladder.appended_features import append_features
 from sugar_capture.ladder.feature_steps import AFFINE, CONTRAST, stretch_contrast
 from sugar_capture.ladder.learned_features import EXTRACTOR, MATCHER, Networks
 from sugar_capture.mapping import Models
+from sugar_capture.pairs import pair_checks
 from sugar_capture.photographs import described_photographs
 from sugar_capture.pose_time import PoseSpeed
 from sugar_utils.errors import UserError
@@ -223,7 +224,7 @@ def test_most_photographs_left_out_are_mapped_anew(tmp_path):
 
 @pytest.mark.slow
 def test_what_matches_do_not_prove_is_taken_out_again(room, monkeypatch):
-    monkeypatch.setattr(step_evidence, "contradicting_pairs", lambda *args: {DARK: (5, 5)})
+    monkeypatch.setattr(pair_checks, "contradicting_pairs", lambda *args: {DARK: (5, 5)})
     result = convert(ConvertOptions(room, sfm=SMALL), Heard())
     assert list(result.outcome["left_out"]) == [DARK]
     assert result.outcome["registered"] == N - 1
