@@ -64,7 +64,7 @@ from sugar_extractors.export.reposing import (
     write_binding,
 )
 from sugar_extractors.placing import PlacementOptions, placing_matrix, scale_of
-from sugar_extractors.results import capture_of, scene_of
+from sugar_extractors.results import Capture, capture_of, scene_of
 from sugar_maps import map_records
 from sugar_maps.map_placement import MapFlags, MapPlacement
 from sugar_maps.placing import metric_scale, place_on_map
@@ -94,16 +94,20 @@ class _Export:
     is_in_metres: bool = False  # whether the scale that is asked for is that to metres
 
     @cached_property
+    def capture(self) -> Capture:
+        """The folders that the result was made from, by the flags and the records."""
+        options = self.options
+        return capture_of([self.main_file], options.scene_path, options.checkpoint_path)
+
+    @cached_property
     def scene(self) -> Scene:
         """The capture that the result was made from."""
-        options = self.options
-        capture = capture_of([self.main_file], options.scene_path, options.checkpoint_path)
-        if capture.scene is None:
+        if self.capture.scene is None:
             raise UserError(
                 "--gcp, --gps, --targets, --original_frame, --orient up, and --known_distance "
                 "where it is not by points x,y,z, need -s/--scene_path"
             )
-        return scene_of(capture, SugarSize(), self.console.info)
+        return scene_of(self.capture, SugarSize(), self.console.info)
 
     @property
     def main_file(self) -> Path:
@@ -192,9 +196,7 @@ class _Export:
         """
         file_format = self.options.format
         from_scene = matrix if self.starts_in_scene else matrix @ self.source.matrix
-        capture = capture_of(
-            [self.main_file], self.options.scene_path, self.options.checkpoint_path
-        )
+        capture = self.capture
         origin = self.source.origin
         world_offset = origin.world_offset
         if self.starts_in_scene:
