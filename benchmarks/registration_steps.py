@@ -28,12 +28,13 @@ import sugar_utils  # noqa: F401  before torch
 # isort: split
 from benchmarks.hard_registration import FOCAL, TRUTH, WIDTH
 from gaussian_splatting.data.cameras import Camera
-from sugar_capture import mapping, matching
-from sugar_capture.feature_database import create_database
-from sugar_capture.ladder.feature_steps import AFFINE, CONTRAST, LADDER
-from sugar_capture.mapping import MappingOptions, Models
-from sugar_capture.matching import PLAIN_SIFT, SiftVariant
-from sugar_capture.photographs import described_photographs
+from sugar_capture.features import feature_kinds, matching
+from sugar_capture.features.feature_database import create_database
+from sugar_capture.features.feature_kinds import AFFINE, CONTRAST
+from sugar_capture.features.matching import PLAIN_SIFT, SiftVariant
+from sugar_capture.features.photographs import described_photographs
+from sugar_capture.registration import mapping
+from sugar_capture.registration.mapping import MappingOptions, Models
 from sugar_utils.entrypoint import run_main
 from sugar_utils.files import read_json
 from sugar_utils.flags import Parser
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace) -> None:
         for name, variant in KINDS.items():
             if name in args.kinds:
                 print(f"  {name:22s} {try_alone(capture, variant)}", flush=True)
-        for step in LADDER if args.ladder else ():
+        for step in feature_kinds.KINDS if args.ladder else ():
             if step != "learned":
                 print(f"  up to {step:16s} {climb_to(capture, step)}", flush=True)
 

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import sugar_utils  # noqa: F401  before torch
 
 # isort: split
-from sugar_capture import mapping
-from sugar_capture.feature_database import database_name
-from sugar_capture.mapping import MappingOptions, Models
+from sugar_capture.features.feature_database import database_name
+from sugar_capture.registration import mapping
+from sugar_capture.registration.mapping import MappingOptions, Models
 from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser

@@ -10,12 +10,12 @@ from typing import Literal, get_args
 
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.shared_flags import InertFlags, inert
-from sugar_capture.mapping import Mapper
+from sugar_capture.features.feature_kinds import LastFeatures
 from sugar_capture.pairs.chosen_pairs import MAX_EXHAUSTIVE, SIMILAR_UNORDERED, Matcher
 from sugar_utils import flags
 from sugar_utils.settings import flag
 
-Features = Literal["auto", "sift", "contrast", "affine", "learned"]
+Mapper = Literal["auto", "incremental", "global"]
 
 _posing = partial(flag, group="camera positions")
 _convert = partial(flag, group="scene")
@@ -58,13 +58,13 @@ class SfmOptions:
         metavar="{auto,True,False}",
         no_effect_when="without masks",
     )
-    features: Features = _posing(
+    features: LastFeatures = _posing(
         "auto",
         "how far the ladder of features goes, each step for photographs that those before it left "
         "out. sift: none; contrast: less noise and more contrast, for dark ones; affine: faint and "
         "slanted features, for few sides; learned: ALIKED and LightGlue, needs onnxruntime and "
         "weights; auto: all that are there",
-        choices=get_args(Features),
+        choices=get_args(LastFeatures),
     )
     feature_weights: Path | None = _posing(
         None,
@@ -106,6 +106,15 @@ class SfmOptions:
 
 
 @dataclass(frozen=True)
+class PoseTimeLimit:
+    """The time for camera poses as a part of a run."""
+
+    seconds: float  # in which features are looked for that suit
+    most_seconds: float  # up to which further steps are made for photographs without a pose
+    run_seconds: float  # of the whole run
+
+
+@dataclass(frozen=True)
 class InertConvertFlags(InertFlags):
     """Flags of the original that have no effect; using one prints a message that says so."""
 
@@ -143,6 +152,6 @@ class ConvertOptions:
         0, "of what is drawn while matching and mapping", parse=flags.non_negative_int
     )
     sfm: SfmOptions = field(default_factory=SfmOptions)
-    seconds: float | None = None  # that it should take; None: no matter
+    time_limit: PoseTimeLimit | None = None
     masks: MaskOptions = field(default_factory=MaskOptions)
     inert: InertConvertFlags = field(default_factory=InertConvertFlags)

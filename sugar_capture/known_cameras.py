@@ -22,7 +22,7 @@ from sugar_capture.camera_readers.entries import (
 )
 from sugar_capture.camera_readers.reader_table import FORMATS
 from sugar_capture.camera_readers.reality_csv import lacking_columns
-from sugar_capture.photographs import Photograph
+from sugar_capture.features.photographs import Photograph
 from sugar_utils.errors import UserError, shortened
 
 if TYPE_CHECKING:

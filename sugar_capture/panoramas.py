@@ -18,8 +18,8 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import decode_mask, open_image
-from sugar_capture.feature_database import Rig
-from sugar_capture.photographs import Photograph, output_names, read_grey, read_upright
+from sugar_capture.features.feature_database import Rig
+from sugar_capture.features.photographs import Photograph, output_names, read_grey, read_upright
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap

@@ -26,8 +26,8 @@ from gaussian_splatting.data.images import decode_mask, undistorted
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.names import RAW_SUFFIXES, VIDEO_SUFFIXES
 from gaussian_splatting.scenes.transforms_json import find_transforms
-from sugar_capture import photographs as pictures
 from sugar_capture.convert_options import ConvertOptions
+from sugar_capture.features import photographs as pictures
 from sugar_capture.known_cameras import capture_folders, find_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

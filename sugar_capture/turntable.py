@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.masks import object_mask_path
-from sugar_capture.photographs import Photograph, read_upright
+from sugar_capture.features.photographs import Photograph, read_upright
 from sugar_utils.files import atomic_path, in_parallel, replaced_folder
 
 SIDE = 640  # longest side in pixels of the images that are compared

@@ -17,8 +17,8 @@ from PIL import Image
 
 from gaussian_splatting.data.color_spaces import ColorCodes, ColorSpace, color_space
 from gaussian_splatting.data.image_checks import sharpness
+from sugar_capture.features.photographs import picture_files
 from sugar_capture.gps.video_positions import VideoTrack, exif_with_position, video_track
-from sugar_capture.photographs import picture_files
 from sugar_utils.errors import UserError, explained
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
 from sugar_utils.schemas import Count, read_checked

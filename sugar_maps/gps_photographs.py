@@ -13,9 +13,9 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.scenes.scene import Scene
+from sugar_capture.features.photographs import OriginalNames
 from sugar_capture.gps.geocentric import geocentric
 from sugar_capture.gps.gps_tags import GpsPosition, read_gps
-from sugar_capture.photographs import OriginalNames
 from sugar_capture.scene_folder import IMAGES, original_photographs
 from sugar_maps.similarity import MIN_POINTS
 from sugar_utils.errors import Notify, UserError, shortened

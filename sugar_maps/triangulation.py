@@ -16,7 +16,7 @@ from gaussian_splatting.data.colmap_files import format_of
 from gaussian_splatting.data.images import image_size, lens_at, lens_of
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.scenes.scene import Scene
-from sugar_capture.photographs import OriginalNames
+from sugar_capture.features.photographs import OriginalNames
 from sugar_capture.scene_folder import WORK, original_photographs
 from sugar_maps.control_points import PointObservation
 from sugar_utils.errors import UserError

@@ -210,7 +210,7 @@ VERBS: dict[str, Program] = {
     "convert": Program(
         SCRIPTS["convert"],
         "camera poses of photographs or a video",
-        "sugar_capture.convert_run:convert",
+        "sugar_capture.conversion.convert_run:convert",
         "sugar_capture.convert_options:ConvertOptions",
     ),
     "vanilla": Program(

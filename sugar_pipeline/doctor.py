@@ -29,7 +29,7 @@ from gaussian_splatting.rasterization import project
 from gaussian_splatting.rasterization.backends import choose_rasterizer
 from gaussian_splatting.rasterization.self_test import reference_test
 from gaussian_splatting.scenes.scene import Scene, load_scene
-from sugar_capture.capture_check import check_capture
+from sugar_capture.conversion.capture_check import check_capture
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_pipeline.pipeline.plan import mode_of, train_plan
 from sugar_pipeline.timing.time_plan import TimePlan

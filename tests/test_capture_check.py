@@ -18,14 +18,14 @@ import train
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.scenes.scene import Scene, VanillaSize, load_scene
-from sugar_capture.capture_check import (
+from sugar_capture.conversion.capture_check import (
     Directions,
     check_capture,
     direction_map,
     directions_of,
 )
+from sugar_capture.conversion.convert_run import convert
 from sugar_capture.convert_options import ConvertOptions, SfmOptions
-from sugar_capture.convert_run import convert
 from tests.support import glossy_sphere
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import run_cli, save_png

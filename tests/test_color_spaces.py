@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageCms
 
 from gaussian_splatting.data.images import decode_image
-from sugar_capture.photographs import described_photographs, read_upright
+from sugar_capture.features.photographs import described_photographs, read_upright
 from sugar_capture.scene_folder import Original, write_flat_pictures
 from sugar_capture.video_frames import extract_frames
 from sugar_utils.errors import UserError

@@ -19,24 +19,21 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import read_reconstruction
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.scenes.scene import load_scene
-from sugar_capture import (
-    mapping,
-    matching,
-    registration_attempts,
-    registration_choice,
-    scene_folder,
-)
+from sugar_capture import scene_folder
+from sugar_capture.conversion.convert_run import convert
 from sugar_capture.convert_options import (
     ConvertOptions,
     SfmOptions,
 )
-from sugar_capture.convert_run import convert
-from sugar_capture.feature_database import create_database
-from sugar_capture.matching import extract_features, verified_matches
-from sugar_capture.pairs.pair_checks import contradicting_pairs
-from sugar_capture.photographs import (
+from sugar_capture.features import matching
+from sugar_capture.features.feature_database import create_database
+from sugar_capture.features.matching import extract_features, verified_matches
+from sugar_capture.features.photographs import (
     described_photographs,
 )
+from sugar_capture.pairs import pair_checks
+from sugar_capture.pairs.pair_checks import contradicting_pairs
+from sugar_capture.registration import mapping, plain_steps
 from sugar_capture.scene_folder import needs_cameras
 from sugar_utils.errors import UserError
 from tests.support.command_words import parse
@@ -333,9 +330,8 @@ def test_one_that_is_left_out_inside_masks_is_added_in_whole(room, tmp_path, mon
 
 def test_added_photographs_whose_matches_contradict_are_not_taken(room, converted, monkeypatch):
     hide_most_of_one(room)
-    monkeypatch.setattr(
-        registration_choice, "contradicting_pairs", lambda *args: {"IMG 3.png": (5, 5)}
-    )
+    contradicting = {"IMG 3.png": (5, 5)}
+    monkeypatch.setattr(pair_checks, "contradicting_pairs", lambda *args: contradicting)
     console = Heard()
     convert(ConvertOptions(room, resize=True, sfm=SMALL), console)
     assert f"{N} of {N} whole photographs are registered: these poses are taken" in console.lines
@@ -346,7 +342,7 @@ def test_no_photograph_is_lost_by_a_choice_of_pairs(room, monkeypatch):
     def leaves_out_the_last(path: Path, n: int, matcher: str) -> list[tuple[int, int]]:
         return list(itertools.combinations(range(n - 1), 2))
 
-    monkeypatch.setattr(registration_attempts, "pairs_to_match", leaves_out_the_last)
+    monkeypatch.setattr(plain_steps, "pairs_to_match", leaves_out_the_last)
     result = convert(ConvertOptions(room, sfm=replace(SMALL, matcher="similar")), Heard())
     assert result.outcome["registered"] == N
     steps = [step["name"] for step in result.outcome["steps"]]
@@ -357,7 +353,7 @@ def test_where_most_are_left_out_all_pairs_are_compared(room, converted, monkeyp
     def first_two(path: Path, n: int, matcher: str) -> list[tuple[int, int]]:
         return [(0, 1)]
 
-    monkeypatch.setattr(registration_attempts, "pairs_to_match", first_two)
+    monkeypatch.setattr(plain_steps, "pairs_to_match", first_two)
     options = ConvertOptions(room, resize=True, sfm=replace(SMALL, matcher="similar"))
     assert convert(options, Heard()).outcome["registered"] == N
     assert model_bytes(room) == model_bytes(converted)
@@ -377,7 +373,7 @@ def test_masks_that_place_as_many_stay_in_use(room):
         console.lines
     )
     # Where programs look for it lies what was chosen.
-    chosen, masked = (room / "distorted" / name / "0" for name in ("sparse", "masked_sparse"))
+    chosen, masked = (room / "distorted" / name / "0" for name in ("sparse", "masked_mapping"))
     for path in masked.iterdir():
         assert (chosen / path.name).read_bytes() == path.read_bytes()
 
@@ -469,13 +465,13 @@ def test_what_placing_at_once_leaves_out_is_placed_one_by_one(room, converted):
     line = f"{N - 1} of {N} photographs are placed at once, reprojection error "
     assert any(text.startswith(line) for text in console.lines)
     assert model_bytes(room) == model_bytes(converted)
-    assert not (room / "distorted" / "sparse_one_by_one").exists()
+    assert not (room / "distorted" / "mapping_one_by_one").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("placing_at_once_leaves_one_out")
 def test_the_few_that_placing_at_once_leaves_out_are_added_to_its_model(room, monkeypatch):
-    monkeypatch.setattr(registration_attempts, "_FEW_LEFT_OUT", 1 / N)
+    monkeypatch.setattr(plain_steps, "_FEW_UNREGISTERED", 1 / N)
     console = Heard()
     sfm = replace(SMALL, matcher="similar")
     result = convert(ConvertOptions(room, sfm=sfm), console)

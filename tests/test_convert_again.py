@@ -14,12 +14,14 @@ import pytest
 from PIL import Image
 
 from gaussian_splatting.data.colmap import write_model
-from sugar_capture import mapping, matching, scene_folder
+from sugar_capture import scene_folder
+from sugar_capture.conversion.convert_run import convert
 from sugar_capture.convert_options import ConvertOptions, SfmOptions
-from sugar_capture.convert_run import convert
-from sugar_capture.feature_database import database_errors
-from sugar_capture.matching import verified_matches
+from sugar_capture.features import matching
+from sugar_capture.features.feature_database import database_errors
+from sugar_capture.features.matching import verified_matches
 from sugar_capture.pairs.pair_checks import contradicting_pairs
+from sugar_capture.registration import mapping
 from sugar_capture.scene_folder import needs_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

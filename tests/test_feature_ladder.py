@@ -14,18 +14,17 @@ import pytest
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_capture import mapping, matching
-from sugar_capture.convert_options import ConvertOptions, SfmOptions
-from sugar_capture.convert_run import convert
-from sugar_capture.feature_database import create_database
-from sugar_capture.ladder import climbing, feature_steps, learned_features, step_evidence
-from sugar_capture.ladder.appended_features import append_features
-from sugar_capture.ladder.feature_steps import AFFINE, CONTRAST, stretch_contrast
-from sugar_capture.ladder.learned_features import EXTRACTOR, MATCHER, Networks
-from sugar_capture.mapping import Models
+from sugar_capture.conversion.convert_run import convert
+from sugar_capture.convert_options import ConvertOptions, PoseTimeLimit, SfmOptions
+from sugar_capture.features import feature_kinds, learned_features, matching
+from sugar_capture.features.appended_features import append_features
+from sugar_capture.features.feature_database import create_database
+from sugar_capture.features.feature_kinds import AFFINE, CONTRAST, stretch_contrast
+from sugar_capture.features.learned_features import EXTRACTOR, MATCHER, Networks
+from sugar_capture.features.photographs import described_photographs
 from sugar_capture.pairs import pair_checks
-from sugar_capture.photographs import described_photographs
-from sugar_capture.pose_time import PoseSpeed
+from sugar_capture.registration import mapping, other_features, pose_time
+from sugar_capture.registration.pose_time import PoseSpeed
 from sugar_utils.errors import UserError
 from tests.support.heard_console import Heard
 from tests.support.photographed_room import (
@@ -130,7 +129,7 @@ def test_a_capture_that_registers_whole_climbs_no_step(tmp_path, monkeypatch):
     def fails(*args) -> None:
         raise AssertionError("a step was tried")
 
-    monkeypatch.setattr(climbing.FurtherAttempt, "add", fails)
+    monkeypatch.setattr(other_features.OtherFeatures, "perform", fails)
     write_photographs(tmp_path / "scene" / "input", N)
     result = convert(ConvertOptions(tmp_path / "scene", sfm=SMALL), Heard())
     assert result.outcome["registered"] == N
@@ -142,7 +141,7 @@ def test_a_capture_that_registers_whole_climbs_no_step(tmp_path, monkeypatch):
     [
         pytest.param(matching, "extract_features", 2, marks=pytest.mark.slow),
         (matching, "match_pairs", 2),
-        pytest.param(climbing, "append_features", 1, marks=pytest.mark.slow),
+        pytest.param(other_features, "append_features", 1, marks=pytest.mark.slow),
         (mapping, "map_photographs", 2),
     ],
 )
@@ -234,17 +233,23 @@ def test_an_image_without_a_well_matched_one_is_unproven(climbed):
     database = climbed / "distorted" / "contrast_database.db"
     models = mapping.read_models(climbed / "distorted" / "sparse")
     names = [f"IMG {number}.png" for number in range(1, N + 1)]
-    assert step_evidence.unproven_images(models, {DARK}, database, names) == set()
-    alone = Models(models.largest, [[DARK]])
-    assert step_evidence.unproven_images(alone, {DARK}, database, names) == {DARK}
+    matches = matching.verified_matches(database)
+
+    def unproven(registered: list[str]) -> set[str]:
+        return pair_checks.unproven_images(
+            models.largest, {DARK}, registered, database, names, matches
+        )
+
+    assert unproven(models.registered[0]) == set()
+    assert unproven([DARK]) == {DARK}
 
 
 @pytest.mark.parametrize("speed", [1e-6, 1e6])
 def test_a_step_that_takes_longer_than_is_left_is_left_out_and_said(speed, room, monkeypatch):
     measured = PoseSpeed(size=WIDTH, n_features=500.0, extraction=speed, matching=speed)
-    monkeypatch.setattr(climbing, "measured_speed", lambda *args: measured)
+    monkeypatch.setattr(pose_time, "measured_speed", lambda *args: measured)
     console = Heard()
-    options = ConvertOptions(room, sfm=SMALL, seconds=1e4)
+    options = ConvertOptions(room, sfm=SMALL, time_limit=PoseTimeLimit(1e4, 1e4, 1e4))
     result = convert(options, console)
     is_tried = speed < 1
     assert result.outcome["registered"] == (N if is_tried else N - 1)
@@ -256,10 +261,10 @@ def test_a_step_that_takes_longer_than_is_left_is_left_out_and_said(speed, room,
 
 def test_a_call_that_goes_on_leaves_out_the_same_steps(room, monkeypatch):
     slow = PoseSpeed(size=WIDTH, n_features=500.0, extraction=1e6, matching=1e6)
-    monkeypatch.setattr(climbing, "measured_speed", lambda *args: slow)
-    options = ConvertOptions(room, sfm=SMALL, seconds=1e4)
+    monkeypatch.setattr(pose_time, "measured_speed", lambda *args: slow)
+    options = ConvertOptions(room, sfm=SMALL, time_limit=PoseTimeLimit(1e4, 1e4, 1e4))
     convert(options, Heard())
-    monkeypatch.setattr(climbing, "measured_speed", None)
+    monkeypatch.setattr(pose_time, "measured_speed", None)
     (room / "distorted" / "outcome.json").unlink()
     record = json.loads((room / "distorted" / "convert.json").read_text())
     del record["finished"]
@@ -374,10 +379,10 @@ def weights(tmp_path) -> Path:
 
 def test_learned_features_register_what_is_left_out(tmp_path, weights, monkeypatch):
     networks = Networks(SiftAsAliked(), NearestAsLightGlue())
-    monkeypatch.setattr(feature_steps, "load_networks", lambda found: networks)
+    monkeypatch.setattr(feature_kinds, "load_networks", lambda found: networks)
     monkeypatch.setattr(learned_features.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(feature_steps, "AFFINE", replace(AFFINE, name="none"))
-    monkeypatch.setattr(feature_steps, "CONTRAST", replace(CONTRAST, name="none"))
+    monkeypatch.setattr(feature_kinds, "AFFINE", replace(AFFINE, name="none"))
+    monkeypatch.setattr(feature_kinds, "CONTRAST", replace(CONTRAST, name="none"))
     root = tmp_path / "scene"
     write_photographs(root / "input", N)
     darken(root / "input" / DARK, 0.2, 0.5)

@@ -13,11 +13,12 @@ import pycolmap
 import pytest
 from PIL import Image
 
-from sugar_capture import mapping, scene_folder
+from sugar_capture import scene_folder
+from sugar_capture.conversion.convert_run import convert
 from sugar_capture.convert_options import ConvertOptions, SfmOptions
-from sugar_capture.convert_run import convert
+from sugar_capture.features.photographs import described_photographs
 from sugar_capture.known_cameras import find_cameras, read_cameras, the_cameras
-from sugar_capture.photographs import described_photographs
+from sugar_capture.registration import mapping
 from sugar_capture.scene_folder import needs_cameras
 from sugar_utils.errors import UserError
 from tests.support.camera_files import (

@@ -11,14 +11,14 @@ import numpy as np
 import pycolmap
 import pytest
 
-from sugar_capture import mapping
-from sugar_capture.feature_database import database_name
-from sugar_capture.mapping import MappingOptions, Models
-from sugar_capture.matching import verified_matches
-from sugar_capture.model_growth import ModelGrowth
+from sugar_capture.features.feature_database import database_name
+from sugar_capture.features.matching import verified_matches
 from sugar_capture.pairs import first_pairs
 from sugar_capture.pairs.first_pairs import pairs_with_parallax, ranked_pairs, reachable_images
 from sugar_capture.pairs.model_joining import aligned_to
+from sugar_capture.registration import mapping
+from sugar_capture.registration.mapping import MappingOptions, Models
+from sugar_capture.registration.model_growth import ModelGrowth
 
 SIZE = 800  # pixels
 FOCAL = 700.0
@@ -249,8 +249,7 @@ def test_images_of_many_cameras_get_a_lens_each(tmp_path):
     # Distance makes up for some of a focal length.
     np.testing.assert_allclose(found, focals, rtol=0.2)
     # It is added to, and its points are found again, with the lenses that it has.
-    (tmp_path / "further").mkdir()
-    placed = mapping.placed_model(path, tmp_path / "further", separate, 0)
+    placed = mapping.with_points_of(path, separate, 0)
     assert placed.compute_mean_reprojection_error() < 1
     separate.deregister_frame(separate.images[2].frame_id)
     options = MappingOptions("incremental", 0)

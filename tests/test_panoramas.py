@@ -12,10 +12,10 @@ from PIL import Image
 
 import gaussian_splatting.convert as entry
 from gaussian_splatting.data.masks import MaskOptions
+from sugar_capture.conversion.convert_run import convert
 from sugar_capture.convert_options import ConvertOptions, SfmOptions
-from sugar_capture.convert_run import convert
+from sugar_capture.features.photographs import described_photographs
 from sugar_capture.panoramas import FACES, are_panoramas, write_views
-from sugar_capture.photographs import described_photographs
 from sugar_pipeline.commands import run_full
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_utils.errors import UserError

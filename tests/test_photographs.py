@@ -17,18 +17,18 @@ from PIL import Image, ImageFilter, PngImagePlugin
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.image_checks import sharpness
 from gaussian_splatting.data.names import natural_order
+from sugar_capture.conversion.convert_run import convert
 from sugar_capture.convert_options import ConvertOptions
-from sugar_capture.convert_run import convert
-from sugar_capture.feature_database import create_database
-from sugar_capture.matching import copy_masked_features, extract_features
-from sugar_capture.photographs import (
+from sugar_capture.features.feature_database import create_database
+from sugar_capture.features.matching import copy_masked_features, extract_features
+from sugar_capture.features.photographs import (
     OriginalNames,
     camera_groups,
     described_photographs,
     output_names,
     read_upright,
 )
-from sugar_capture.registration_report import BLURRED
+from sugar_capture.registration.registration_report import BLURRED
 from sugar_capture.scene_folder import originals, write_flat_pictures
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

@@ -501,7 +501,7 @@ def test_cameras_are_found_before_the_mode_is_chosen(observed, tmp_path, monkeyp
         shutil.rmtree(options.source_path)
         shutil.copytree(observed, options.source_path)
 
-    monkeypatch.setattr("sugar_capture.convert_run.convert", find_cameras)
+    monkeypatch.setattr("sugar_capture.conversion.convert_run.convert", find_cameras)
     args = full_parser(None).parse_args(["-s", str(photographs)])
     assert with_mode(args, Console()).regularization_type == "multiview"
 

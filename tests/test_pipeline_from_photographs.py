@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageFilter
 
-from sugar_capture.convert_run import unregistered_photographs
+from sugar_capture.conversion.convert_run import unregistered_photographs
 from sugar_pipeline.commands import run_full
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult

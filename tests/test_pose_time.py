@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
-from sugar_capture import pose_time
-from sugar_capture.convert_options import ConvertOptions, SfmOptions
-from sugar_capture.pose_time import LEVELS, PoseSpeed, chosen_level, with_features_in_time
+from sugar_capture.convert_options import ConvertOptions, PoseTimeLimit, SfmOptions
+from sugar_capture.registration import pose_time
+from sugar_capture.registration.pose_time import (
+    LEVELS,
+    PoseSpeed,
+    chosen_level,
+    with_features_in_time,
+)
 from sugar_capture.scene_folder import Work, find_source
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
-from sugar_pipeline.pipeline.plan import POSE_SHARE, convert_options
+from sugar_pipeline.pipeline.plan import MOST_POSE_SHARE, POSE_SHARE, convert_options
 from tests.support.heard_console import Heard
 
 
@@ -25,6 +31,10 @@ class Told(Heard):
 
     def warn(self, message: str, advice: str | None = None) -> None:
         self.lines.append(message)
+
+
+def limited_to(seconds: float) -> PoseTimeLimit:
+    return PoseTimeLimit(seconds, 2 * seconds, 3 * seconds)
 
 
 SPEED = PoseSpeed(size=1600, n_features=8192, extraction=2.0, matching=0.2)
@@ -63,11 +73,11 @@ def work(tmp_path, monkeypatch):
     source = find_source(tmp_path / "scan")
     source.work.mkdir(exist_ok=True)
     monkeypatch.setattr(pose_time, "measured_speed", lambda photographs, sfm: SPEED)
-    options = ConvertOptions(source_path=tmp_path / "scan", seconds=20.0)
+    options = ConvertOptions(source_path=tmp_path / "scan", time_limit=limited_to(20.0))
     return Work(source, options, Told())
 
 
-PHOTOGRAPHS = [object()] * 20
+PHOTOGRAPHS = [SimpleNamespace(width=4000, height=3000)] * 20
 
 
 def features(work):
@@ -83,12 +93,12 @@ def test_a_level_is_noted_and_kept_by_a_call_that_goes_on(work, monkeypatch):
 
 
 def test_too_little_time_is_said(work):
-    short = replace(work, options=replace(work.options, seconds=0.1))
+    short = replace(work, options=replace(work.options, time_limit=limited_to(0.1)))
     assert features(with_features_in_time(short, PHOTOGRAPHS)) == LEVELS[-1]
-    assert "camera poses were to take" in "\n".join(work.console.lines)
+    assert "so the run takes longer than" in "\n".join(work.console.lines)
 
 
-@pytest.mark.parametrize("changes", [{"seconds": None}, {"sfm": SfmOptions(max_features=8000)}])
+@pytest.mark.parametrize("changes", [{"time_limit": None}, {"sfm": SfmOptions(max_features=8000)}])
 def test_without_a_limit_or_with_sizes_that_were_given_nothing_changes(work, changes):
     as_given = replace(work, options=replace(work.options, **changes))
     assert with_features_in_time(as_given, PHOTOGRAPHS) is as_given
@@ -102,7 +112,7 @@ def test_minutes_give_poses_their_share(tmp_path):
     flags = ["-s", str(tmp_path / "scan"), "-r", "multiview"]
     options = convert_options(full_parser(None).parse_args([*flags, "--minutes", "10"]))
     assert options is not None
-    assert options.seconds == 600 * POSE_SHARE
+    assert options.time_limit == PoseTimeLimit(600 * POSE_SHARE, 600 * MOST_POSE_SHARE, 600)
     unlimited = convert_options(full_parser(None).parse_args(flags))
     assert unlimited is not None
-    assert unlimited.seconds is None
+    assert unlimited.time_limit is None

@@ -10,22 +10,22 @@ import numpy as np
 import pycolmap
 import pytest
 
-from sugar_capture import mapping
+from sugar_capture.features.photographs import Photograph
 from sugar_capture.gps.gps_tags import GpsPosition
 from sugar_capture.pairs import chosen_pairs
 from sugar_capture.pairs.chosen_pairs import (
     chosen_matcher,
     connected_images,
     neighbour_pairs,
-    pairs_of_left_out,
+    pairs_of_unregistered,
     pairs_to_match,
     pairs_with,
     recorded_pairs,
     second_round,
 )
 from sugar_capture.pairs.similar_images import similar_pairs
-from sugar_capture.photographs import Photograph
-from sugar_capture.registration_report import Evidence, registration_of
+from sugar_capture.registration import mapping
+from sugar_capture.registration.registration_report import Evidence, registration_of
 from sugar_utils.errors import UserError
 
 
@@ -73,10 +73,10 @@ def test_of_thousands_those_left_out_are_compared_with_the_most_similar(tmp_path
             database.write_keypoints(image_id, np.ones((40, 4), np.float32))
             kind = pycolmap.FeatureExtractorType.SIFT
             database.write_descriptors(image_id, pycolmap.FeatureDescriptors(kind, descriptors))
-    assert pairs_of_left_out(path, [3, 5], n) == pairs_with([3, 5], n)
+    assert pairs_of_unregistered(path, [3, 5], n) == pairs_with([3, 5], n)
     monkeypatch.setattr(chosen_pairs, "_ALL_PAIRS", 4)
     monkeypatch.setattr(chosen_pairs, "SIMILAR_UNORDERED", 0)
-    assert pairs_of_left_out(path, [3, 5], n) == [(1, 5), (3, 7), (3, 11), (5, 9)]
+    assert pairs_of_unregistered(path, [3, 5], n) == [(1, 5), (3, 7), (3, 11), (5, 9)]
 
 
 def described(**facts) -> Photograph:

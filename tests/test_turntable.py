@@ -11,9 +11,9 @@ from PIL import Image
 
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.scenes.scene import load_scene
+from sugar_capture.conversion.convert_run import convert
 from sugar_capture.convert_options import ConvertOptions, SfmOptions
-from sugar_capture.convert_run import convert
-from sugar_capture.photographs import described_photographs
+from sugar_capture.features.photographs import described_photographs
 from sugar_capture.turntable import moving_masks, rounds_of, write_turntable_masks
 from sugar_trainers.capture import SugarSize
 from tests.support import turntables

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from sugar_capture.conversion.convert_run import convert
 from sugar_capture.convert_options import ConvertOptions, SfmOptions
-from sugar_capture.convert_run import convert
 from sugar_capture.scene_folder import needs_cameras, scene_root
 from sugar_capture.video_frames import choose_frames, extract_frames
 from sugar_utils.console import Console

@@ -10,7 +10,7 @@ import json
 import numpy as np
 import pytest
 
-from sugar_capture.convert_inputs import read_inputs
+from sugar_capture.conversion.convert_inputs import read_inputs
 from sugar_capture.convert_options import ConvertOptions
 from sugar_capture.gps.gps_tags import gps_of
 from sugar_capture.gps.video_positions import (

@@ -10,13 +10,13 @@ from typing import Literal
 
 import numpy as np
 
+from sugar_capture.features.photographs import Photograph
 from sugar_capture.gps.geocentric import geocentric
 from sugar_capture.pairs.similar_images import (
     COMPARED_FEATURES,
     common_features,
     similar_pairs,
 )
-from sugar_capture.photographs import Photograph
 from sugar_utils.libraries import load_pycolmap
 
 Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
@@ -29,7 +29,7 @@ SIMILAR_UNORDERED = 20
 _NEIGHBOURS_UNORDERED = 3
 _NEIGHBOURS_IN_TIME = 3
 _NEIGHBOURS_IN_PLACE = 8
-_ALL_PAIRS = 50_000  # pairs of images that are left out with all others, up to which all are tried
+_ALL_PAIRS = 50_000  # pairs of images without a pose with all others, up to which all are tried
 _LEAST_PARTNERS = 6  # images that match one well; with fewer it is compared with more
 _STRONG_MATCHES = 30  # verified matches of a pair that matches well
 # Most verified matches of an image with all others at which no mapper registers it.
@@ -155,23 +155,23 @@ def pairs_with(indices: Iterable[int], n: int) -> list[Pair]:
     return sorted(pairs)
 
 
-def pairs_of_left_out(path: Path, left_out: Collection[int], n: int) -> list[Pair]:
-    """Return pairs of images that are left out with others: all, or of thousands the most similar.
+def pairs_of_unregistered(path: Path, unregistered: Collection[int], n: int) -> list[Pair]:
+    """Return pairs of some images with all others, or among thousands with the most similar.
 
-    So what is left out takes no longer than all that was compared before.
+    So images without a pose take no longer than all that was compared before.
 
     Args:
         path: The database, with the features of ``n`` images.
-        left_out: Indices of images.
+        unregistered: Indices of images.
         n: Number of images.
     """
     most = max(_ALL_PAIRS, SIMILAR_UNORDERED * n)
-    n_each = most // max(1, len(left_out))
+    n_each = most // max(1, len(unregistered))
     if n_each >= n - 1:
-        return pairs_with(left_out, n)
+        return pairs_with(unregistered, n)
     common = common_features(_largest_descriptors(path, n))
     pairs = set()
-    for index in left_out:
+    for index in unregistered:
         ranked = np.argsort(-common[index], kind="stable")
         partners = ranked[ranked != index][:n_each]
         for other in partners.tolist():
@@ -193,7 +193,7 @@ def connected_images(indices: Iterable[int], matches: Mapping[Pair, int]) -> lis
     return [index for index, total in totals.items() if total > _TOO_FEW_MATCHES]
 
 
-def best_partners(
+def _best_partners(
     index: int, matches: Mapping[Pair, int], excluded: Collection[int], n_most: int
 ) -> list[int]:
     """Return the images that match one best, the best first, without those that are excluded.
@@ -210,3 +210,21 @@ def best_partners(
         if other not in excluded:
             counts[other] = count
     return sorted(counts, key=lambda other: (-counts[other], other))[:n_most]
+
+
+def pairs_among_partners(
+    indices: Collection[int], matches: Mapping[Pair, int], n_most: int
+) -> list[Pair]:
+    """Return the pairs of images that match the same one best. Ascending
+
+    Args:
+        indices: Images whose partners are paired; they are no partners themselves.
+        matches: Verified matches of pairs of image indices.
+        n_most: Partners of an image.
+    """
+    excluded = set(indices)
+    pairs: set[Pair] = set()
+    for index in indices:
+        partners = _best_partners(index, matches, excluded, n_most)
+        pairs.update(itertools.combinations(sorted(partners), 2))
+    return sorted(pairs)

@@ -25,7 +25,7 @@ from gaussian_splatting.engine.memory_plan import (
 )
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.scenes.scene import Scene, load_scene
-from sugar_capture.photographs import picture_files
+from sugar_capture.features.photographs import picture_files
 from sugar_capture.scene_folder import find_source, needs_cameras, original_masks, scene_root
 from sugar_pipeline.pipeline.plan import convert_options, full_plan
 from sugar_trainers.coarse_run import CoarseOptions
@@ -191,6 +191,6 @@ def find_cameras(args: argparse.Namespace, console: Console) -> None:
     if options is None:
         return
     # Most scenes have cameras, and what reads videos is slow to load.
-    from sugar_capture.convert_run import convert
+    from sugar_capture.conversion.convert_run import convert
 
     convert(options, console)

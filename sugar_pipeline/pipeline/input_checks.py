@@ -15,7 +15,7 @@ from gaussian_splatting.data.maps.normal_maps import NO_NORMALS
 from gaussian_splatting.data.observations import ALL_VIEWS
 from gaussian_splatting.data.scans.scan_files import require_reader
 from gaussian_splatting.scenes.scene import Scene, load_scene
-from sugar_capture.photographs import described_photographs, output_names
+from sugar_capture.features.photographs import described_photographs, output_names
 from sugar_capture.scene_folder import DIVISORS, find_source, scene_root
 from sugar_extractors import placing as placing
 from sugar_extractors.texture.texturing import TextureOptions

@@ -233,7 +233,7 @@ class _PipelineRun:
 
     def _find_cameras(self, options: ConvertOptions) -> StageRecord:
         # Most scenes have cameras, and what reads videos is slow to load.
-        from sugar_capture.convert_run import convert
+        from sugar_capture.conversion.convert_run import convert
 
         conversion = convert(options, self._console)
         check_places(self.plan)
@@ -481,7 +481,7 @@ def _named(photographs: Mapping[str, str]) -> str:
 
 def _unregistered(scene: Path) -> Mapping[str, str]:
     # What reads videos is slow to load.
-    from sugar_capture.convert_run import unregistered_photographs
+    from sugar_capture.conversion.convert_run import unregistered_photographs
 
     return unregistered_photographs(scene)
 

@@ -19,7 +19,7 @@ from gaussian_splatting.scenes.scene import Scene, load_scene
 from gaussian_splatting.shared_flags import scaled_checkpoint_interval
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
-from sugar_capture.convert_options import ConvertOptions
+from sugar_capture.convert_options import ConvertOptions, PoseTimeLimit
 from sugar_capture.scene_folder import needs_cameras, scene_root
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.texture.texture_atlas import load_xatlas
@@ -53,6 +53,7 @@ STAGE_FOLDERS = (
 MIN_DENSIFICATION_INTERVAL = 50
 MIN_RESET_INTERVAL = 1_000
 POSE_SHARE = 0.3  # of the time of a run, for camera poses
+MOST_POSE_SHARE = 0.5  # the same, where photographs are without a pose
 MIN_MULTIVIEW_CAMERAS = 12  # training views from which the multi-view mode is an option
 MIN_MULTIVIEW_SHARE = 0.9  # of the training views that have neighbours
 
@@ -209,7 +210,7 @@ def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
     options = convert_options(args)
     if options is not None:
         # Most scenes have cameras, and what reads videos is slow to load.
-        from sugar_capture.convert_run import convert
+        from sugar_capture.conversion.convert_run import convert
 
         convert(options, console)
     scene = load_scene(
@@ -251,13 +252,16 @@ def convert_options(args: argparse.Namespace) -> ConvertOptions | None:
             f"{args.scene_path}: has no cameras yet, or those of other photographs; let one "
             f"process find them first: {command_text('convert', '-s', args.scene_path)}"
         )
-    seconds = None if args.minutes is None else 60 * POSE_SHARE * args.minutes
+    time_limit = None
+    if args.minutes is not None:
+        seconds = 60 * args.minutes
+        time_limit = PoseTimeLimit(POSE_SHARE * seconds, MOST_POSE_SHARE * seconds, seconds)
     return from_args(
         ConvertOptions,
         args,
         source_path=args.scene_path,
         overwrite=False,
-        seconds=seconds,
+        time_limit=time_limit,
     )
 
 

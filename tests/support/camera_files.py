@@ -12,8 +12,8 @@ import numpy as np
 import pycolmap
 
 from sugar_capture.camera_readers.entries import KnownCamera
+from sugar_capture.features.photographs import Photograph
 from sugar_capture.known_cameras import read_cameras, the_cameras
-from sugar_capture.photographs import Photograph
 
 W, H, F = 640, 480, 500.0
 RNG = np.random.default_rng(3)

@@ -30,9 +30,11 @@ FOLDERS = (
     "gaussian_splatting/vanilla",
     "sugar_capture/camera_readers",
     "sugar_capture/gps",
+    "sugar_capture/features",
     "sugar_capture/pairs",
     "sugar_capture",
-    "sugar_capture/ladder",
+    "sugar_capture/registration",
+    "sugar_capture/conversion",
     "sugar_scene",
     "sugar_scene/mesh_files",
     "sugar_maps",
@@ -60,8 +62,6 @@ FLOORS = tuple(dict.fromkeys(folder.split("/")[0] for folder in FOLDERS))
 
 KNOWN_UPWARD_IMPORTS = {
     ("gaussian_splatting/engine", "gaussian_splatting/engine/reporting"),
-    ("sugar_capture", "sugar_capture/ladder"),
-    ("sugar_capture/pairs", "sugar_capture"),
     ("sugar_extractors/export", "sugar_extractors/export/engines"),
     ("sugar_extractors/export", "sugar_extractors/export/usd"),
     ("sugar_extractors/mesh", "sugar_extractors/mesh/holes"),

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_capture.photographs import FILM_DIAGONAL
+from sugar_capture.features.photographs import FILM_DIAGONAL
 from sugar_pipeline.demo.demo_surface import make_disc, make_knot
 from sugar_pipeline.demo.demo_texture import knot_chart, textured_surface
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured

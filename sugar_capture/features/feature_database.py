@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sugar_capture.photographs import Photograph, camera_groups
+from sugar_capture.features.photographs import Photograph, camera_groups
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap
@@ -67,6 +67,12 @@ def is_whole(path: Path, n_photographs: int) -> bool:
     except sqlite3.Error:
         return False
     return check == ("ok",) and count == (n_photographs,)
+
+
+def remove_database(path: Path) -> None:
+    """Remove a database with the files that SQLite writes beside it."""
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
 
 
 def create_database(

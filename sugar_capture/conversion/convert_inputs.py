@@ -14,9 +14,9 @@ from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.masks import FOLDERS as MASK_FOLDERS
 from gaussian_splatting.data.masks import with_masks
 from sugar_capture import panoramas, scene_folder
+from sugar_capture.features.photographs import Photograph, described_photographs
 from sugar_capture.gps.video_positions import srt_beside, video_track
 from sugar_capture.known_cameras import KnownCameras, read_cameras, the_cameras
-from sugar_capture.photographs import Photograph, described_photographs
 from sugar_capture.scene_folder import INPUT, Work, note
 from sugar_capture.turntable import write_turntable_masks
 from sugar_capture.video_frames import extract_frames

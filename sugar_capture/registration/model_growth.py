@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sugar_capture.feature_database import SMALL_GROUP, database_name
+from sugar_capture.features.feature_database import SMALL_GROUP, database_name
 from sugar_capture.pairs.chosen_pairs import Pair
 from sugar_capture.pairs.first_pairs import pairs_with_parallax, ranked_pairs, reachable_images
 from sugar_utils.libraries import load_pycolmap
@@ -30,7 +30,7 @@ _LONGEST_FOCAL = 30.0
 
 @dataclass(frozen=True)
 class ModelGrowth:
-    """Grows models from one database; :mod:`sugar_capture.mapping` says which, and when to end.
+    """Grows models from one database; :mod:`mapping` decides which, and when to end.
 
     It runs on one core, because only then results are the same bits each time.
     """

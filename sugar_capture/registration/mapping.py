@@ -10,25 +10,25 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gaussian_splatting.data.colmap import read_reconstruction, write_model
-from sugar_capture.feature_database import database_name, separate_lenses
-from sugar_capture.matching import verified_matches
-from sugar_capture.model_growth import SMALLEST_MODEL, ModelGrowth, size_of
+from sugar_capture.convert_options import Mapper
+from sugar_capture.features.feature_database import database_name, separate_lenses
+from sugar_capture.features.matching import verified_matches
 from sugar_capture.pairs.chosen_pairs import Pair
 from sugar_capture.pairs.first_pairs import strong_pairs
 from sugar_capture.pairs.model_joining import aligned_to
 from sugar_capture.pairs.pair_checks import unproven_images
+from sugar_capture.registration.model_growth import SMALLEST_MODEL, ModelGrowth, size_of
 from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
 
 if TYPE_CHECKING:
     import pycolmap
 
-Mapper = Literal["auto", "incremental", "global"]
 Poses = Sequence[tuple[np.ndarray, np.ndarray]]  # world to camera, (3, 3), and centre, (3,)
 MAX_INCREMENTAL = 500  # most images to add one by one: time grows with the square
 _LEAST_POINTS = 30  # of an image, or of all images of a rig at a time, that support its pose
@@ -443,17 +443,18 @@ def _with_database_names(model: pycolmap.Reconstruction) -> pycolmap.Reconstruct
     return renamed
 
 
-def placed_model(
-    database: Path, folder: Path, model: pycolmap.Reconstruction, seed: int
+def with_points_of(
+    database: Path, model: pycolmap.Reconstruction, seed: int
 ) -> pycolmap.Reconstruction:
     """Return the points of a database for the lenses and poses of a model of the same images.
 
     Args:
         database: Its images have other features than those that the model was made of.
-        folder: An existing one, for files that pycolmap writes.
     """
-    fitting = _database_of(model, database, folder)
-    return _triangulate(fitting, folder, _poses_of(model), seed, dict(model.cameras))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        fitting = _database_of(model, database, folder)
+        return _triangulate(fitting, folder, _poses_of(model), seed, dict(model.cameras))
 
 
 def _poses_of(model: pycolmap.Reconstruction) -> dict[int, tuple[np.ndarray, np.ndarray]]:

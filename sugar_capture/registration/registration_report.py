@@ -64,7 +64,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Registration:
+class RegistrationReport:
     """The registration report of a capture."""
 
     word: str  # ``fine``, ``usable`` or ``poor``
@@ -88,7 +88,7 @@ class Registration:
         return "; ".join(parts)
 
 
-def registration_of(evidence: Evidence) -> Registration:
+def registration_of(evidence: Evidence) -> RegistrationReport:
     """Judge a registration.
 
     Raises:
@@ -103,7 +103,7 @@ def registration_of(evidence: Evidence) -> Registration:
     for index, name in enumerate(evidence.names):
         if name not in registered:
             left_out.append((name, _reason(evidence, index, registered)))
-    return Registration(
+    return RegistrationReport(
         word=_quality(evidence, len(registered)),
         n_registered=len(registered),
         left_out=left_out,

@@ -18,8 +18,8 @@ import torch
 
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import COUNTS, decode_mask
-from sugar_capture.feature_database import database_name
-from sugar_capture.photographs import Photograph, read_grey
+from sugar_capture.features.feature_database import database_name
+from sugar_capture.features.photographs import Photograph, read_grey
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes
 

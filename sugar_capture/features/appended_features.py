@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.spatial import KDTree
 
-from sugar_capture import matching
+from sugar_capture.features import matching
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap
 

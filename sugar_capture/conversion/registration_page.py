@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from gaussian_splatting.data.cameras import up_direction, upright_rotation
-from sugar_capture.registration_report import BLURRED, Evidence, Registration
+from sugar_capture.registration.registration_report import BLURRED, Evidence, RegistrationReport
 from sugar_utils.html import Page, Picture, duration_text
 from sugar_utils.memory import format_bytes
 
@@ -60,7 +60,7 @@ class RunFacts:
 def convert_page(
     title: str,
     evidence: Evidence,
-    registration: Registration,
+    registration: RegistrationReport,
     findings: Sequence[tuple[str, str, str]],
     maps: CaptureMaps,
     files: Mapping[str, Path],
@@ -102,7 +102,7 @@ def convert_page(
     return page
 
 
-def _add_summary(page: Page, evidence: Evidence, registration: Registration) -> None:
+def _add_summary(page: Page, evidence: Evidence, registration: RegistrationReport) -> None:
     n = len(evidence.names)
     page.facts(
         [
@@ -131,7 +131,7 @@ def _add_further_features(page: Page, evidence: Evidence) -> None:
         page.paragraph(f"{sentence[0].upper()}{sentence[1:]}.", note=True)
 
 
-def _add_left_out(page: Page, registration: Registration, files: Mapping[str, Path]) -> None:
+def _add_left_out(page: Page, registration: RegistrationReport, files: Mapping[str, Path]) -> None:
     page.heading("Photographs that are not registered")
     page.table(("photograph", "why"), registration.left_out, text_columns=2)
     pictures = []

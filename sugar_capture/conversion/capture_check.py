@@ -19,7 +19,7 @@ from gaussian_splatting.data.image_checks import reduced_grey, sharpness
 from gaussian_splatting.data.masks import overview
 from gaussian_splatting.data.observations import Observations, median
 from gaussian_splatting.scenes.scene import Scene
-from sugar_capture.registration_report import BLURRED
+from sugar_capture.registration.registration_report import BLURRED
 from sugar_utils.errors import shortened
 from sugar_utils.files import in_parallel
 from sugar_utils.html import Picture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of the ladder: kinds of features, each of which finds what those before it do not."""
+"""Further kinds of features, each of which finds what those before it do not."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
-from sugar_capture import matching
-from sugar_capture.convert_options import Features
-from sugar_capture.ladder.learned_features import (
+from sugar_capture.features import matching
+from sugar_capture.features.learned_features import (
     LearnedFeatures,
     LearnedWeights,
     find_weights,
     load_networks,
 )
-from sugar_capture.matching import SiftVariant
-from sugar_capture.photographs import Photograph
+from sugar_capture.features.matching import SiftVariant
+from sugar_capture.features.photographs import Photograph
 from sugar_utils.files import file_digest
 from sugar_utils.recipe import digest_of
 
 Advance = Callable[[int], None]
-LADDER = get_args(Features)[1:]
-"""Names of the steps as ``--features`` has them; the first is that of every capture."""
+LastFeatures = Literal["auto", "sift", "contrast", "affine", "learned"]
+KINDS = get_args(LastFeatures)[1:]
+"""Names of the kinds in order, as ``--features`` has them; every capture has the first one."""
 
 _FAINT_PEAK = 0.002  # least contrast of a feature; COLMAP's is 0.0067
 _NOISE_WINDOW = 2.0  # pixels, standard deviation of the blur that removes noise
@@ -35,7 +35,7 @@ _STRETCHED = (1.0, 99.0)  # percent of the pixels that become black, and that st
 
 
 @dataclass(frozen=True)
-class StepInputs:
+class FeatureInputs:
     """The photographs of a capture, and the limits of all kinds of features."""
 
     photographs: Sequence[Photograph]
@@ -44,8 +44,8 @@ class StepInputs:
     seed: int
 
 
-class FeatureStep(ABC):
-    """A kind of features; :class:`~sugar_capture.ladder.climbing.FurtherAttempt` calls it.
+class FeatureKind(ABC):
+    """A kind of features, for images that those of the kinds before it do not register.
 
     Attributes:
         name: As ``--features`` has it; also the beginning of names of files and notes.
@@ -65,19 +65,19 @@ class FeatureStep(ABC):
 
     @abstractmethod
     def extract(
-        self, path: Path, inputs: StepInputs, indices: Sequence[int], advance: Advance
+        self, path: Path, inputs: FeatureInputs, indices: Sequence[int], advance: Advance
     ) -> None:
         """Write the features of images that have none in the database yet."""
 
     @abstractmethod
     def match(
-        self, path: Path, inputs: StepInputs, pairs: Sequence[tuple[int, int]], advance: Advance
+        self, path: Path, inputs: FeatureInputs, pairs: Sequence[tuple[int, int]], advance: Advance
     ) -> None:
         """Match and verify pairs of images that are not in the database yet."""
 
 
 @dataclass(frozen=True)
-class SiftStep(FeatureStep):
+class SiftKind(FeatureKind):
     """SIFT in another variant; its features are matched as those of every capture."""
 
     name: str
@@ -93,7 +93,7 @@ class SiftStep(FeatureStep):
         return digest_of(variant.affine, variant.peak_threshold, variant.features_factor, prepared)
 
     def extract(
-        self, path: Path, inputs: StepInputs, indices: Sequence[int], advance: Advance
+        self, path: Path, inputs: FeatureInputs, indices: Sequence[int], advance: Advance
     ) -> None:
         """Write the features of images that have none in the database yet."""
         matching.extract_features(
@@ -107,14 +107,14 @@ class SiftStep(FeatureStep):
         )
 
     def match(
-        self, path: Path, inputs: StepInputs, pairs: Sequence[tuple[int, int]], advance: Advance
+        self, path: Path, inputs: FeatureInputs, pairs: Sequence[tuple[int, int]], advance: Advance
     ) -> None:
         """Match and verify pairs of images that are not in the database yet."""
         matching.match_pairs(path, pairs, inputs.seed, advance)
 
 
 @dataclass(frozen=True)
-class LearnedStep(FeatureStep):
+class LearnedKind(FeatureKind):
     """ALIKED features, matched by LightGlue; the networks are loaded when they are first used."""
 
     weights: LearnedWeights
@@ -129,14 +129,14 @@ class LearnedStep(FeatureStep):
         return digest_of(file_digest(self.weights.extractor), file_digest(self.weights.matcher))
 
     def extract(
-        self, path: Path, inputs: StepInputs, indices: Sequence[int], advance: Advance
+        self, path: Path, inputs: FeatureInputs, indices: Sequence[int], advance: Advance
     ) -> None:
         """Write the features of images that have none in the database yet."""
         features = LearnedFeatures(load_networks(self.weights), inputs.photographs)
         features.extract(path, inputs.longest_side, indices, advance)
 
     def match(
-        self, path: Path, inputs: StepInputs, pairs: Sequence[tuple[int, int]], advance: Advance
+        self, path: Path, inputs: FeatureInputs, pairs: Sequence[tuple[int, int]], advance: Advance
     ) -> None:
         """Match and verify pairs of images that are not in the database yet."""
         features = LearnedFeatures(load_networks(self.weights), inputs.photographs)
@@ -158,14 +158,14 @@ def stretch_contrast(grey: np.ndarray) -> np.ndarray:
     return stretched.clip(0, 255).astype(np.uint8)
 
 
-CONTRAST = SiftStep(
+CONTRAST = SiftKind(
     name="contrast",
     label="SIFT of stretched contrast",
     extraction_cost=1.2,
     matching_cost=1.2,
     variant=SiftVariant(prepare=stretch_contrast),
 )
-AFFINE = SiftStep(
+AFFINE = SiftKind(
     name="affine",
     label="affine SIFT",
     extraction_cost=1.6,
@@ -174,24 +174,24 @@ AFFINE = SiftStep(
 )
 
 
-def steps_up_to(last: str, weights_folder: Path | None) -> list[FeatureStep]:
-    """Return the steps beyond that of every capture, in order.
+def kinds_up_to(last: str, weights_folder: Path | None) -> list[FeatureKind]:
+    """Return the kinds of features beyond that of every capture, in order.
 
     Args:
-        last: The step at which the ladder stops, or ``auto`` for all that are there.
+        last: The last kind, or ``auto`` for all that are there.
         weights_folder: Where weights of learned features are; None for COLMAP's cache.
 
     Raises:
         UserError: Learned features are asked for, and their weights are missing or damaged.
     """
-    names = LADDER if last == "auto" else LADDER[: LADDER.index(last) + 1]
-    steps: list[FeatureStep] = [step for step in (CONTRAST, AFFINE) if step.name in names]
+    names = KINDS if last == "auto" else KINDS[: KINDS.index(last) + 1]
+    kinds: list[FeatureKind] = [kind for kind in (CONTRAST, AFFINE) if kind.name in names]
     if "learned" in names:
         is_asked_for = last == "learned" or weights_folder is not None
         weights = find_weights(weights_folder, is_asked_for)
         if weights is not None:
             if is_asked_for:
-                # Damaged ones are said now, not after all other steps.
+                # Damaged ones are said now, not after all other kinds.
                 load_networks(weights)
-            steps.append(LearnedStep(weights))
-    return steps
+            kinds.append(LearnedKind(weights))
+    return kinds

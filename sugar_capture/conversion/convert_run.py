@@ -16,25 +16,37 @@ import numpy as np
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.world_offset import write_offset
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
-from sugar_capture import mapping, scene_folder
-from sugar_capture.capture_check import (
+from sugar_capture import scene_folder
+from sugar_capture.conversion.capture_check import (
     CaptureFinding,
     Directions,
     check_capture,
     direction_map,
 )
-from sugar_capture.convert_inputs import ConvertInputs, read_inputs
-from sugar_capture.convert_options import ConvertOptions
+from sugar_capture.conversion.convert_inputs import ConvertInputs, read_inputs
+from sugar_capture.conversion.registration_evidence import collect_evidence
+from sugar_capture.conversion.registration_page import (
+    CaptureMaps,
+    RunFacts,
+    camera_map,
+    convert_page,
+)
+from sugar_capture.convert_options import ConvertOptions, SfmOptions
+from sugar_capture.features.feature_kinds import kinds_up_to
+from sugar_capture.features.photographs import describe_capture
 from sugar_capture.known_cameras import KnownCameras
-from sugar_capture.ladder.feature_steps import steps_up_to
-from sugar_capture.mapping import Models
-from sugar_capture.photographs import describe_capture
-from sugar_capture.pose_time import with_features_in_time
-from sugar_capture.registration_attempts import Attempt
-from sugar_capture.registration_choice import register_images
-from sugar_capture.registration_evidence import collect_evidence
-from sugar_capture.registration_page import CaptureMaps, RunFacts, camera_map, convert_page
-from sugar_capture.registration_report import Evidence, Registration, registration_of
+from sugar_capture.registration import mapping
+from sugar_capture.registration.capture import Capture
+from sugar_capture.registration.mapping import Models
+from sugar_capture.registration.plain_steps import plain_steps
+from sugar_capture.registration.pose_time import with_features_in_time
+from sugar_capture.registration.registration_report import (
+    Evidence,
+    RegistrationReport,
+    registration_of,
+)
+from sugar_capture.registration.step_list import register_images
+from sugar_capture.registration.steps import key_after
 from sugar_capture.scene_folder import Original, Work, note
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError, shortened
@@ -120,30 +132,32 @@ def _convert(work: Work) -> Converted:
     cameras_flag = _absolute_cameras_flag(work.options.sfm.cameras)
     note(source, cameras=cameras_flag)
     source_digest = scene_folder.source_digest(source, inputs.mask_folder, cameras_flag)
-    attempts = _plan_attempts(work, inputs)
+    capture = _capture_of(work, inputs)
     sfm = work.options.sfm
     # Missing weights are said before anything is computed.
-    steps_up_to(sfm.features, sfm.feature_weights)
-    key = _result_key(work, inputs, attempts)
+    kinds_up_to(sfm.features, sfm.feature_weights)
+    key = _result_key(capture, inputs)
     if work.noted("finished", key) and not work.flat.is_dir():
         outcome = read_checked(source.work / OUTCOME, Outcome)
         work.console.info(f"finished before: {outcome['line']}")
         return Converted(source.root, source.root / scene_folder.PAGE, outcome)
     describe_capture(inputs.photographs, work.console.info)
-    climbed = None
+    registration = None
     if work.options.skip_matching:
         models = _read_finished_models(work, inputs)
     else:
-        climbed = register_images(attempts)
-        models = climbed.models
-    evidence = collect_evidence(work, inputs.photographs, models, climbed)
+        registration = register_images(
+            capture, _is_in_masks(inputs, sfm), _tries_whole(inputs, sfm)
+        )
+        models = registration.models
+    evidence = collect_evidence(capture, models, registration)
     if inputs.known is not None:
         _require_fitting_cameras(inputs.known, evidence)
         evidence = replace(evidence, given=True)
-    registration = registration_of(evidence)
+    report = registration_of(evidence)
     by_name = scene_folder.originals(inputs.photographs, inputs.masks)
     _flatten(work, models, by_name, key)
-    converted = _report(work, evidence, registration, by_name, inputs.known)
+    converted = _report(work, evidence, report, by_name, inputs.known)
     if work.flat.is_dir():
         _publish(work, inputs.mask_folder, finished=key, taken=source_digest)
     _announce(work.console, converted)
@@ -157,39 +171,43 @@ def _absolute_cameras_flag(flag: str | None) -> str | None:
     return str(Path(flag).resolve())
 
 
-def _plan_attempts(work: Work, inputs: ConvertInputs) -> list[Attempt]:
-    """Return the ways to register the images, the preferred one first."""
+def _capture_of(work: Work, inputs: ConvertInputs) -> Capture:
+    """Return what the steps of the registration are given."""
     files = inputs.file_digests()
-    whole_attempt = Attempt(
-        work,
-        inputs.photographs,
-        masks=None,
-        content=digest_of(files, *inputs.known_digests),
-        known=inputs.known,
-        of_panoramas=inputs.of_panoramas,
-    )
-    masked_features = work.options.sfm.masked_features
-    if masked_features is False or not any(inputs.masks):
-        return [whole_attempt]
-    masked_attempt = Attempt(
+    is_one_round = inputs.n_rounds == 1
+    return Capture(
         work,
         inputs.photographs,
         masks=inputs.masks,
-        whole=whole_attempt,
-        content=digest_of(files, inputs.mask_digests(), *inputs.known_digests),
+        content=digest_of(files, *inputs.known_digests),
+        masked_content=digest_of(files, inputs.mask_digests(), *inputs.known_digests),
         known=inputs.known,
         of_panoramas=inputs.of_panoramas,
-        keeps_focal=inputs.n_rounds == 1,
+        keeps_focal=is_one_round and _is_in_masks(inputs, work.options.sfm),
     )
+
+
+def _is_in_masks(inputs: ConvertInputs, sfm: SfmOptions) -> bool:
+    """Whether features are those inside of masks."""
+    return sfm.masked_features is not False and any(inputs.masks)
+
+
+def _tries_whole(inputs: ConvertInputs, sfm: SfmOptions) -> bool:
+    """Whether whole images are tried where masks leave too little."""
     # The background of a turntable would say that the camera stood still.
-    if masked_features == "auto" and inputs.n_rounds == 0:
-        return [masked_attempt, whole_attempt]
-    return [masked_attempt]
+    is_allowed = sfm.masked_features == "auto" and inputs.n_rounds == 0
+    return is_allowed and _is_in_masks(inputs, sfm)
 
 
-def _result_key(work: Work, inputs: ConvertInputs, attempts: list[Attempt]) -> str:
+def _result_key(capture: Capture, inputs: ConvertInputs) -> str:
     """Return a digest of all that the scene depends on."""
-    model_keys = [attempt.keys()["models"] for attempt in attempts]
+    work = capture.work
+    sfm = work.options.sfm
+    model_keys = []
+    if _is_in_masks(inputs, sfm):
+        model_keys.append(_models_key(capture, in_masks=True))
+    if not model_keys or _tries_whole(inputs, sfm):
+        model_keys.append(_models_key(capture, in_masks=False))
     parts: list[Any] = [model_keys, inputs.mask_digests(), work.options.resize]
     if work.options.skip_matching:
         model_files = [p for p in sorted((work.models / "0").glob("*")) if p.is_file()]
@@ -197,11 +215,18 @@ def _result_key(work: Work, inputs: ConvertInputs, attempts: list[Attempt]) -> s
     else:
         # Any fixed value will do; with this one, scenes of earlier versions stay finished.
         parts.append(False)
-    sfm = work.options.sfm
     if sfm.features != "auto" or sfm.feature_weights is not None:
-        steps = steps_up_to(sfm.features, sfm.feature_weights)
-        parts.append([step.key() for step in steps])
+        kinds = kinds_up_to(sfm.features, sfm.feature_weights)
+        parts.append([kind.key() for kind in kinds])
     return digest_of(*parts)
+
+
+def _models_key(capture: Capture, in_masks: bool) -> str:
+    """Return a digest of all that the first models depend on."""
+    registration = capture.start(in_masks)
+    for step in plain_steps("")[:3]:
+        registration = replace(registration, key=key_after(step, capture, registration))
+    return registration.key
 
 
 def _read_finished_models(work: Work, inputs: ConvertInputs) -> Models:
@@ -283,7 +308,7 @@ def _announce(console: Console, converted: Converted) -> None:
 def _report(
     work: Work,
     evidence: Evidence,
-    registration: Registration,
+    report: RegistrationReport,
     by_name: Mapping[str, Original],
     known: KnownCameras | None,
 ) -> Converted:
@@ -292,7 +317,7 @@ def _report(
     scene = work.flat if (work.flat / "sparse" / "0").is_dir() else root
     findings, directions = _check_capture(work, scene)
     if findings:
-        registration = registration_of(replace(evidence, warnings=len(findings)))
+        report = registration_of(replace(evidence, warnings=len(findings)))
 
     def page() -> Page:
         # Points of the flat model have the colours of the images.
@@ -302,10 +327,10 @@ def _report(
         files = {name: original.photograph.path for name, original in by_name.items()}
         run = RunFacts(work.steps, _settings(work.options))
         title = f"Cameras of {root.resolve().name}"
-        return convert_page(title, evidence, registration, findings, maps, files, run)
+        return convert_page(title, evidence, report, findings, maps, files, run)
 
     page_path = write_page(root / scene_folder.PAGE, page, work.console.warn)
-    outcome = _outcome(work, evidence, registration, findings, known)
+    outcome = _outcome(work, evidence, report, findings, known)
     offset = known.offset if known is not None else None
     write_offset(root, np.zeros(3) if offset is None else np.array(offset))
     write_json_atomic(root / scene_folder.WORK / OUTCOME, outcome)
@@ -348,20 +373,20 @@ def _settings(options: ConvertOptions) -> dict[str, object]:
 def _outcome(
     work: Work,
     evidence: Evidence,
-    registration: Registration,
+    report: RegistrationReport,
     findings: list[CaptureFinding],
     known: KnownCameras | None,
 ) -> dict[str, Any]:
     """Return the content of ``outcome.json``."""
     return {
-        "line": registration.line(evidence),
-        "quality": registration.word,
+        "line": report.line(evidence),
+        "quality": report.word,
         "photographs": len(evidence.names),
-        "registered": registration.n_registered,
+        "registered": report.n_registered,
         "registered_by": dict(evidence.registered_by),
-        "left_out": dict(registration.left_out),
-        "other_models": registration.other_models,
-        "advice": registration.advice,
+        "left_out": dict(report.left_out),
+        "other_models": report.other_models,
+        "advice": report.advice,
         "findings": [finding._asdict() for finding in findings],
         "reprojection_error": evidence.error,
         "points": evidence.n_points,

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from sugar_capture import matching
-from sugar_capture.matching import Features
-from sugar_capture.photographs import Photograph, read_upright
+from sugar_capture.features import matching
+from sugar_capture.features.matching import Features
+from sugar_capture.features.photographs import Photograph, read_upright
 from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_package, load_pycolmap
 
