@@ -276,7 +276,7 @@ def test_minutes_that_cannot_be_planned_are_refused_before_the_cameras(tmp_path,
 def test_too_few_minutes_are_said_and_the_run_ends_with_what_is_possible(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(time_plan, "LEAST", {"coarse": 16, "refine": 6})
+    monkeypatch.setattr(time_plan, "LEAST", time_plan.LEAST | {"coarse": 16})
     scene = make_tiny_scene(tmp_path / "scene")
     short = SHORT_PIPELINE[:2] + SHORT_PIPELINE[4:]
     checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", scene)
@@ -285,6 +285,7 @@ def test_too_few_minutes_are_said_and_the_run_ends_with_what_is_possible(
     assert run_cli(train.main, *words) == 0
     said = capsys.readouterr().out
     assert "too short for this capture" in said
+    assert "refine: left out" in said
     assert "the plan was 0.001" in said
     assert list((tmp_path / "out" / "refined_mesh" / "scene").glob("*.obj"))
     assert json.loads((tmp_path / "out" / "time_plan_scene.json").read_text())["chosen"]

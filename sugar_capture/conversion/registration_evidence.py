@@ -85,7 +85,7 @@ def _add_model(evidence: Evidence, capture: Capture, models: Models) -> Evidence
     shared = facts.shared
     if capture.of_panoramas:
         shared = _shared_of_panoramas(shared, evidence.names)
-    largest_pixel = max(capture.pixel_sizes.values())
+    largest_pixel = max(capture.pixel_sizes(capture.sfm.extraction_size).values())
     return replace(
         evidence,
         n_points=model.num_points3D(),

@@ -59,9 +59,13 @@ class FeatureKind(ABC):
     extraction_cost: float
     matching_cost: float
 
+    # Longest side in pixels at which features are looked for, and the most of a photograph; None:
+    # those of the features of every capture.
+    limits: tuple[int, int] | None = None
+
     @abstractmethod
     def key(self) -> str:
-        """Return a digest of all that the features depend on beside the photographs."""
+        """Return a digest of all that the features depend on beside photographs and limits."""
 
     @abstractmethod
     def extract(
@@ -85,6 +89,7 @@ class SiftKind(FeatureKind):
     extraction_cost: float
     matching_cost: float
     variant: SiftVariant
+    limits: tuple[int, int] | None = None
 
     def key(self) -> str:
         """Return a digest of the variant."""
@@ -172,6 +177,24 @@ AFFINE = SiftKind(
     matching_cost=1.4,
     variant=SiftVariant(affine=True, peak_threshold=_FAINT_PEAK, features_factor=2),
 )
+
+
+def sift_at(limits: tuple[int, int], earlier: tuple[int, int]) -> SiftKind:
+    """Return SIFT with more features than those that were looked for at first.
+
+    Args:
+        limits: Longest side in pixels, and the most features of a photograph.
+        earlier: The same of the first features, in times of which its costs are.
+    """
+    extraction_cost = (limits[0] / earlier[0]) ** 2
+    return SiftKind(
+        name="full",
+        label="more SIFT features",
+        extraction_cost=extraction_cost,
+        matching_cost=min(limits[1] / earlier[1], extraction_cost) ** 2,
+        variant=SiftVariant(),
+        limits=limits,
+    )
 
 
 def kinds_up_to(last: str, weights_folder: Path | None) -> list[FeatureKind]:

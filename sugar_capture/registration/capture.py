@@ -89,13 +89,16 @@ class Capture:
             keeps_focal=self.keeps_focal,
         )
 
-    @property
-    def pixel_sizes(self) -> dict[int, float]:
-        """Pixels of the file per pixel at which features are extracted, by index of the image."""
+    def pixel_sizes(self, extraction_size: int) -> dict[int, float]:
+        """Return pixels of the file per pixel at which features are extracted, by image index.
+
+        Args:
+            extraction_size: Longest side in pixels at which they are extracted.
+        """
         sizes = {}
         for index, photograph in enumerate(self.photographs):
             longest_side = max(photograph.width, photograph.height)
-            sizes[index] = max(1.0, longest_side / self.sfm.extraction_size)
+            sizes[index] = max(1.0, longest_side / extraction_size)
         return sizes
 
     def path(self, name: str) -> Path:

@@ -47,7 +47,7 @@ class OtherFeatures(RegistrationStep):
 
     def settings(self, capture: Capture) -> tuple[object, ...]:
         """Return the kind of features and their limits."""
-        return self.kind.key(), capture.sfm.extraction_size, capture.sfm.max_features
+        return (self.kind.key(), *self._limits(capture))
 
     def most_added(self, capture: Capture, before: Registration) -> int:
         """Return the number of images without a pose.
@@ -102,7 +102,8 @@ class OtherFeatures(RegistrationStep):
             partners = pairs_among_partners(unregistered, matches, _PARTNERS)
             self._match(capture, partners, "comparing photographs beside them")
         database = _own_database(self, capture)
-        append_features(before.database, features, database, capture.pixel_sizes, capture.seed)
+        pixel_sizes = capture.pixel_sizes(self._limits(capture)[0])
+        append_features(before.database, features, database, pixel_sizes, capture.seed)
         folder = self.folder(capture)
         if is_lost(capture, before.models):
             map_images(capture, replace(before, database=database), folder)
@@ -110,6 +111,13 @@ class OtherFeatures(RegistrationStep):
         else:
             further = continue_model(capture, before, folder, database)
         remove_unproven(capture, further, before.models, database, folder)
+
+    def _limits(self, capture: Capture) -> tuple[int, int]:
+        """Longest side in pixels at which features are looked for, and the most of an image."""
+        return self.kind.limits or (capture.sfm.extraction_size, capture.sfm.max_features)
+
+    def _inputs(self, capture: Capture) -> FeatureInputs:
+        return FeatureInputs(capture.photographs, *self._limits(capture), capture.seed)
 
     def _find_features(self, capture: Capture, before: Registration) -> list[Pair]:
         """Extract the features of all images that are compared; return the pairs of them."""
@@ -129,14 +137,14 @@ class OtherFeatures(RegistrationStep):
         features = _features(self, capture)
         extracted = _whole_features(self, capture) if before.in_masks else features
         with capture.step(f"looking for features: {self.label}", len(indices)) as advance:
-            self.kind.extract(extracted, _inputs(capture), indices, advance)
+            self.kind.extract(extracted, self._inputs(capture), indices, advance)
         if before.in_masks:
             matching.copy_masked_features(
                 extracted,
                 features,
                 capture.photographs,
                 capture.masks,
-                capture.sfm.extraction_size,
+                self._limits(capture)[0],
                 indices,
             )
 
@@ -144,12 +152,7 @@ class OtherFeatures(RegistrationStep):
         if not pairs:
             return
         with capture.step(f"{title}: {self.label}", len(pairs)) as advance:
-            self.kind.match(_features(self, capture), _inputs(capture), pairs, advance)
-
-
-def _inputs(capture: Capture) -> FeatureInputs:
-    sfm = capture.sfm
-    return FeatureInputs(capture.photographs, sfm.extraction_size, sfm.max_features, capture.seed)
+            self.kind.match(_features(self, capture), self._inputs(capture), pairs, advance)
 
 
 def _features(step: OtherFeatures, capture: Capture) -> Path:

@@ -324,7 +324,7 @@ def _error(capture: Capture, models: Models) -> float:
     """Mean reprojection error in pixels of the size at which features are extracted."""
     if models.largest is None:
         return math.inf
-    largest_pixel = max(capture.pixel_sizes.values())
+    largest_pixel = max(capture.pixel_sizes(capture.sfm.extraction_size).values())
     return models.largest.compute_mean_reprojection_error() / largest_pixel
 
 

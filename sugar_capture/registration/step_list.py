@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import shutil
 
-from sugar_capture.features.feature_kinds import kinds_up_to
+from sugar_capture.features.feature_kinds import kinds_up_to, sift_at
 from sugar_capture.registration.capture import Capture, Registration
 from sugar_capture.registration.other_features import OtherFeatures
 from sugar_capture.registration.plain_steps import plain_steps
+from sugar_capture.registration.pose_time import LEVELS
 from sugar_capture.registration.steps import RegistrationStep, register
 from sugar_capture.registration.whole_images import WholeImages
 from sugar_utils.errors import UserError
@@ -26,7 +27,11 @@ def steps_of(capture: Capture, in_masks: bool, tries_whole: bool) -> list[Regist
     steps = plain_steps("masked_" if in_masks else "")
     if tries_whole:
         steps.append(WholeImages())
-    for kind in kinds_up_to(capture.sfm.features, capture.sfm.feature_weights):
+    sfm = capture.sfm
+    level = (sfm.extraction_size, sfm.max_features)
+    if capture.work.options.time_limit is not None and level in LEVELS[1:]:
+        steps.append(OtherFeatures(sift_at(LEVELS[0], level)))
+    for kind in kinds_up_to(sfm.features, sfm.feature_weights):
         steps.append(OtherFeatures(kind))
     return steps
 

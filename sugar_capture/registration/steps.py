@@ -77,21 +77,21 @@ class RegistrationStep(ABC):
         key = key_after(self, capture, before)
         is_begun = capture.noted(f"{self.name}_begun", key)
         is_sound = self.is_sound(capture, before)
+        path = self.database(capture, before)
         if is_begun and not is_sound:
-            path = self.database(capture, before)
             capture.work.console.info(f"note: {path} is missing or damaged; made anew")
-        if not (is_begun and is_sound):
-            capture.note(**{f"{self.name}_begun": None, self.name: None})
-            shutil.rmtree(self.folder(capture), ignore_errors=True)
-            self.prepare(capture, before)
-            capture.note(**{f"{self.name}_begun": key})
-        if capture.noted(self.name, key):
-            try:
-                return self.result(capture, before, key)
-            except UserError as error:
-                capture.work.console.info(f"registering photographs again: {error}")
-                capture.note(**{self.name: None})
-        with database_errors(self.database(capture, before)):
+        with database_errors(path):
+            if not (is_begun and is_sound):
+                capture.note(**{f"{self.name}_begun": None, self.name: None})
+                shutil.rmtree(self.folder(capture), ignore_errors=True)
+                self.prepare(capture, before)
+                capture.note(**{f"{self.name}_begun": key})
+            if capture.noted(self.name, key):
+                try:
+                    return self.result(capture, before, key)
+                except UserError as error:
+                    capture.work.console.info(f"registering photographs again: {error}")
+                    capture.note(**{self.name: None})
             self.run(capture, before)
         capture.note(**{self.name: key})
         return self.result(capture, before, key)

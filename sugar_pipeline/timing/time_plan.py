@@ -39,7 +39,8 @@ from sugar_utils.recipe import Recipe
 from sugar_utils.settings import with_flags
 
 SHARES = {"vanilla": 0.2, "coarse": 0.3, "refine": 0.5}  # of the time for training
-LEAST = {"vanilla": 200, "coarse": 100, "refine": 60}  # iterations
+# Iterations. A refinement that cannot have enough is left out: one iteration binds the Gaussians.
+LEAST = {"vanilla": 200, "coarse": 100, "refine": 1}
 ENOUGH = {"vanilla": 800, "coarse": 350, "refine": 250}  # with fewer, images become smaller
 SMALLEST_IMAGE = 256  # pixels along the longest side
 # Of a stage over its timed steps: evaluations, checkpoints, more Gaussians.
@@ -178,6 +179,11 @@ class TimePlan:
         n_possible = int(self._possible(stage, plan, speed))
         full = self._full_length(stage, plan)
         n = min(full, max(LEAST[stage], n_possible))
+        if stage == "refine" and n_possible < min(ENOUGH[stage], full):
+            n = LEAST[stage]
+            self._console.headline(
+                f"refine: left out, as fewer than {ENOUGH[stage]} iterations make nothing better"
+            )
         self._console.info(
             f"{stage}: {n:,} of {full:,} iterations, {1000 * speed.seconds:.0f} ms each, images of "
             f"{speed.width} x {speed.height} pixels"
@@ -270,10 +276,19 @@ class TimePlan:
         training = [name for name in names if name in SHARES]
         seconds = self._seconds_without_training(names, plan)
         for_training = 60 * self._args.minutes - self.spent - sum(seconds.values())
+        share = for_training * SHARES["refine"] / sum(SHARES[name] for name in training)
+        if stage != "refine" and self._is_too_short(share, plan):
+            training.remove("refine")
+            seconds["refine"] = 0.0
         share_sum = sum(SHARES[name] for name in training)
         for name in training:
             seconds[name] = for_training * SHARES[name] / share_sum
         return {name: seconds[name] for name in names}
+
+    def _is_too_short(self, seconds: float, plan: PipelinePlan) -> bool:
+        """Whether a refinement that takes so long would have too few iterations."""
+        n_possible = seconds / (GROWTH["refine"] * costs_of(plan)["refine"] * self._step)
+        return n_possible < min(ENOUGH["refine"], self._full_length("refine", plan))
 
     def _full_length(self, stage: str, plan: PipelinePlan) -> int:
         """Iterations of a stage without a limit of time."""
