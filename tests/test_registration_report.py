@@ -16,6 +16,7 @@ from sugar_capture.pairs import chosen_pairs
 from sugar_capture.pairs.chosen_pairs import (
     chosen_matcher,
     connected_images,
+    joining_pairs,
     neighbour_pairs,
     pairs_of_unregistered,
     pairs_to_match,
@@ -23,6 +24,7 @@ from sugar_capture.pairs.chosen_pairs import (
     recorded_pairs,
     second_round,
 )
+from sugar_capture.pairs.first_pairs import images_apart
 from sugar_capture.pairs.similar_images import similar_pairs
 from sugar_capture.registration import mapping
 from sugar_capture.registration.registration_report import Evidence, registration_of
@@ -62,9 +64,8 @@ def test_images_without_features_are_similar_to_none():
     assert similar_pairs([one, one, nothing]) == set()
 
 
-def test_of_thousands_those_left_out_are_compared_with_the_most_similar(tmp_path, monkeypatch):
-    n = 12
-    path = tmp_path / "database.db"
+def database_of_described_images(folder: Path, n: int) -> Path:
+    path = folder / "database.db"
     with pycolmap.Database.open(str(path)) as database:
         camera = pycolmap.Camera(model="SIMPLE_PINHOLE", width=10, height=10, params=[10, 5, 5])
         camera_id = database.write_camera(camera)
@@ -73,10 +74,30 @@ def test_of_thousands_those_left_out_are_compared_with_the_most_similar(tmp_path
             database.write_keypoints(image_id, np.ones((40, 4), np.float32))
             kind = pycolmap.FeatureExtractorType.SIFT
             database.write_descriptors(image_id, pycolmap.FeatureDescriptors(kind, descriptors))
+    return path
+
+
+def test_of_thousands_those_left_out_are_compared_with_the_most_similar(tmp_path, monkeypatch):
+    n = 12
+    path = database_of_described_images(tmp_path, n)
     assert pairs_of_unregistered(path, [3, 5], n) == pairs_with([3, 5], n)
     monkeypatch.setattr(chosen_pairs, "_ALL_PAIRS", 4)
     monkeypatch.setattr(chosen_pairs, "SIMILAR_UNORDERED", 0)
     assert pairs_of_unregistered(path, [3, 5], n) == [(1, 5), (3, 7), (3, 11), (5, 9)]
+
+
+def test_separate_parts_are_compared_with_what_is_most_similar_in_the_rest(tmp_path, monkeypatch):
+    n = 12
+    path = database_of_described_images(tmp_path, n)
+    matches = dict.fromkeys(itertools.pairwise(range(9)), 50)
+    matches |= {(9, 10): 50, (10, 11): 50, (8, 9): 10}  # too few to register one by the other
+    apart = images_apart(matches, n)
+    assert apart == [9, 10, 11]
+    monkeypatch.setattr(chosen_pairs, "SIMILAR_UNORDERED", 1)
+    pairs = joining_pairs(path, apart, n)
+    assert [second for _, second in sorted(pairs, key=lambda pair: pair[1])] == apart
+    assert all((second - first) % 4 == 0 for first, second in pairs)
+    assert joining_pairs(path, [], n) == []
 
 
 def described(**facts) -> Photograph:

@@ -169,12 +169,34 @@ def pairs_of_unregistered(path: Path, unregistered: Collection[int], n: int) -> 
     n_each = most // max(1, len(unregistered))
     if n_each >= n - 1:
         return pairs_with(unregistered, n)
+    return _pairs_with_similar(path, unregistered, range(n), n_each)
+
+
+def joining_pairs(path: Path, apart: Collection[int], n: int) -> list[Pair]:
+    """Return pairs of images that hang apart with the most similar ones of the others. Ascending
+
+    Args:
+        path: The database, with the features of ``n`` images.
+        apart: Indices of the images that no strong pair joins with most of the others.
+        n: Number of images.
+    """
+    if not apart:
+        return []
+    others = sorted(set(range(n)).difference(apart))
+    return _pairs_with_similar(path, apart, others, SIMILAR_UNORDERED)
+
+
+def _pairs_with_similar(
+    path: Path, indices: Collection[int], others: Sequence[int], n_each: int
+) -> list[Pair]:
+    """Return pairs of some images with those of others that are most similar. Ascending"""
+    n = max([*indices, *others]) + 1
     common = common_features(_largest_descriptors(path, n))
+    candidates = np.array(others)
     pairs = set()
-    for index in unregistered:
-        ranked = np.argsort(-common[index], kind="stable")
-        partners = ranked[ranked != index][:n_each]
-        for other in partners.tolist():
+    for index in indices:
+        ranked = candidates[np.argsort(-common[index, candidates], kind="stable")]
+        for other in ranked[ranked != index][:n_each].tolist():
             pairs.add((min(index, other), max(index, other)))
     return sorted(pairs)
 

@@ -36,10 +36,27 @@ def reachable_images(matches: Mapping[Pair, int], start: Collection[int], n: int
         matches: Verified matches of pairs of image indices.
         n: Number of images.
     """
+    labels = _parts(matches, n)
+    return int(np.isin(labels, labels[sorted(start)]).sum())
+
+
+def images_apart(matches: Mapping[Pair, int], n: int) -> list[int]:
+    """Return the images that strong pairs do not join with most of the others. Ascending
+
+    Args:
+        matches: Verified matches of pairs of image indices.
+        n: Number of images.
+    """
+    labels = _parts(matches, n)
+    return np.flatnonzero(labels != np.bincount(labels).argmax()).tolist()
+
+
+def _parts(matches: Mapping[Pair, int], n: int) -> np.ndarray:
+    """Return the number of the part of the graph of strong pairs of each image. (n,)"""
     pairs = np.array(sorted(strong_pairs(matches)), dtype=int).reshape(-1, 2)
     graph = coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
     _, labels = connected_components(graph, directed=False)
-    return int(np.isin(labels, labels[sorted(start)]).sum())
+    return labels
 
 
 def ranked_pairs(matches: Mapping[Pair, int]) -> list[Pair]:

@@ -18,11 +18,13 @@ from sugar_capture.features.feature_database import create_database, is_whole, r
 from sugar_capture.pairs.chosen_pairs import (
     Pair,
     connected_images,
+    joining_pairs,
     pairs_of_unregistered,
     pairs_to_match,
     recorded_pairs,
     second_round,
 )
+from sugar_capture.pairs.first_pairs import images_apart
 from sugar_capture.registration import mapping
 from sugar_capture.registration.capture import Capture, Registration
 from sugar_capture.registration.mapping import Models
@@ -130,7 +132,7 @@ class ChosenPairs(PlainStep):
             database.clear_matches()
 
     def run(self, capture: Capture, before: Registration) -> None:
-        """Match the chosen pairs, then further ones of images that few others match."""
+        """Match the chosen pairs, then those of images that few match, and of separate parts."""
         pairs = chosen_pairs(capture, before.database)
         where = _where(before)
         capture.match_pairs(before.database, pairs, f"comparing pairs{where}")
@@ -141,6 +143,11 @@ class ChosenPairs(PlainStep):
         matches = {pair: verified[pair] for pair in pairs if pair in verified}
         further = second_round(capture.n, matches).difference(pairs)
         capture.match_pairs(before.database, further, f"comparing loose photographs{where}")
+        verified = matching.verified_matches(before.database)
+        matches = {pair: verified[pair] for pair in {*pairs, *further} if pair in verified}
+        apart = images_apart(matches, capture.n)
+        joining = set(joining_pairs(before.database, apart, capture.n)).difference(pairs, further)
+        capture.match_pairs(before.database, joining, f"comparing separate parts{where}")
 
 
 class Mapping(PlainStep):
