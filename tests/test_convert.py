@@ -343,6 +343,7 @@ def test_no_photograph_is_lost_by_a_choice_of_pairs(room, monkeypatch):
         return list(itertools.combinations(range(n - 1), 2))
 
     monkeypatch.setattr(plain_steps, "pairs_to_match", leaves_out_the_last)
+    monkeypatch.setattr(plain_steps, "images_apart", lambda matches, n: [])
     result = convert(ConvertOptions(room, sfm=replace(SMALL, matcher="similar")), Heard())
     assert result.outcome["registered"] == N
     steps = [step["name"] for step in result.outcome["steps"]]
@@ -354,6 +355,7 @@ def test_where_most_are_left_out_all_pairs_are_compared(room, converted, monkeyp
         return [(0, 1)]
 
     monkeypatch.setattr(plain_steps, "pairs_to_match", first_two)
+    monkeypatch.setattr(plain_steps, "images_apart", lambda matches, n: [])
     options = ConvertOptions(room, resize=True, sfm=replace(SMALL, matcher="similar"))
     assert convert(options, Heard()).outcome["registered"] == N
     assert model_bytes(room) == model_bytes(converted)

@@ -20,14 +20,14 @@ from sugar_capture.registration.capture import Capture, Registration
 from sugar_capture.registration.other_features import OtherFeatures
 from sugar_capture.registration.pose_time import LEVELS, PoseSpeed
 from sugar_capture.registration.step_list import steps_of
-from sugar_capture.registration.steps import RegistrationStep, register
+from sugar_capture.registration.steps import KeptStep, RegistrationStep, register
 from sugar_capture.scene_folder import Work, find_source
 from tests.support.heard_console import Heard
 
 N = 3
 
 
-class AddsOne(RegistrationStep):
+class AddsOne(KeptStep, RegistrationStep):
     """Registers the next image, and counts how often it did."""
 
     label = "a stand-in"

@@ -28,14 +28,14 @@ from sugar_capture.registration.capture import Capture, Registration
 from sugar_capture.registration.plain_steps import continue_model, is_lost, map_images
 from sugar_capture.registration.pose_time import PoseSpeed
 from sugar_capture.registration.proven_images import remove_unproven
-from sugar_capture.registration.steps import RegistrationStep
+from sugar_capture.registration.steps import KeptStep, RegistrationStep
 
 FEW_PHOTOGRAPHS = 30  # of a capture, up to which one without a pose is compared with all others
 _PARTNERS = 8  # registered images that match one without a pose best, compared with each other
 _LEAST_FEATURES = 30  # of an image that may be registered
 
 
-class OtherFeatures(RegistrationStep):
+class OtherFeatures(KeptStep, RegistrationStep):
     """Features of one further kind, of images without a pose and of those that match them."""
 
     is_reported = True

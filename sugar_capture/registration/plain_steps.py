@@ -30,7 +30,7 @@ from sugar_capture.registration.capture import Capture, Registration
 from sugar_capture.registration.mapping import Models
 from sugar_capture.registration.pose_time import PoseSpeed, announced, expected_pairs, note_mapping
 from sugar_capture.registration.registration_report import FINE_ERROR
-from sugar_capture.registration.steps import RegistrationStep, register
+from sugar_capture.registration.steps import KeptStep, RegistrationStep, register
 from sugar_utils.errors import UserError
 from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
@@ -41,7 +41,7 @@ _FEW_UNREGISTERED = 0.02
 LEAST_SHARE = 0.5  # of the images that are registered, to add others to their model
 
 
-class PlainStep(RegistrationStep):
+class PlainStep(KeptStep, RegistrationStep):
     """A step that every capture has.
 
     Args:
@@ -231,7 +231,7 @@ class FurtherPairs(PlainStep):
             continue_model(capture, before, self.folder(capture))
 
 
-def plain_steps(prefix: str) -> list[RegistrationStep]:
+def plain_steps(prefix: str) -> list[PlainStep]:
     """Return the steps that every capture has, in order."""
     return [
         SiftFeatures(prefix),

@@ -39,7 +39,7 @@ _TIMED = 6  # photographs
 _MAPPING = 5.3  # in times of a pair; it grows with the features
 _FINISHING = 0.3  # in times of finding features at the measured level
 # Shortest training, mesh and texture, in times of finding the features of a photograph.
-_SHORTEST_REST = 100
+_SHORTEST_REST = 300
 _FIRST_IMAGES = 20  # of a model, after which its end is estimated
 _SLOWING = 1.5  # time of an image of a model on average, in times of that of its first ones
 _SPEED_NOTE = "pose_speed"

@@ -24,7 +24,7 @@ def steps_of(capture: Capture, in_masks: bool, tries_whole: bool) -> list[Regist
         in_masks: Features are those inside of masks.
         tries_whole: Whole images are tried where masks leave too little.
     """
-    steps = plain_steps("masked_" if in_masks else "")
+    steps: list[RegistrationStep] = [*plain_steps("masked_" if in_masks else "")]
     if tries_whole:
         steps.append(WholeImages())
     sfm = capture.sfm

@@ -26,7 +26,7 @@ class RegistrationStep(ABC):
     """One step of a registration.
 
     Attributes:
-        name: Of its folder of models and its notes.
+        name: Of its notes.
         label: For messages and pages.
         is_required: It is made however long it takes.
         is_reported: Pages name the images that it registered.
@@ -38,10 +38,6 @@ class RegistrationStep(ABC):
     is_reported = False
 
     @abstractmethod
-    def settings(self, capture: Capture) -> tuple[object, ...]:
-        """Return all that the result depends on, beside the registration before."""
-
-    @abstractmethod
     def most_added(self, capture: Capture, before: Registration) -> int:
         """Return the most images that the step may register; with 0 it is skipped."""
 
@@ -50,15 +46,29 @@ class RegistrationStep(ABC):
         """Return the seconds that the step is expected to take."""
 
     @abstractmethod
+    def perform(self, capture: Capture, before: Registration) -> Registration:
+        """Return the registration after the step, which an earlier call may have made."""
+
+
+class KeptStep(ABC):
+    """A step whose files are kept for later calls, in a folder and with notes of its name."""
+
+    name: str
+
+    @abstractmethod
+    def settings(self, capture: Capture) -> tuple[object, ...]:
+        """Return all that the result depends on, beside the registration before."""
+
+    @abstractmethod
+    def prepare(self, capture: Capture, before: Registration) -> None:
+        """Write the files that the step begins with, in place of those of other settings."""
+
+    @abstractmethod
     def run(self, capture: Capture, before: Registration) -> None:
         """Make the step; what an interrupted call left of it is there, and is gone on with.
 
         Models are written into :meth:`folder`, or the folder is left out where none are added.
         """
-
-    @abstractmethod
-    def prepare(self, capture: Capture, before: Registration) -> None:
-        """Write the files that the step begins with, in place of those of other settings."""
 
     def folder(self, capture: Capture) -> Path:
         """Return the folder of the models."""
@@ -105,7 +115,7 @@ class RegistrationStep(ABC):
         return replace(after, models=mapping.read_models(folder), folder=folder)
 
 
-def key_after(step: RegistrationStep, capture: Capture, before: Registration) -> str:
+def key_after(step: KeptStep, capture: Capture, before: Registration) -> str:
     """Return the digest of all that the registration after a step depends on."""
     return digest_of(before.key, *step.settings(capture))
 
@@ -153,7 +163,7 @@ def _fits(step: RegistrationStep, capture: Capture, before: Registration) -> boo
     def seconds(speed: PoseSpeed) -> float:
         return step.seconds(capture, before, speed)
 
-    return is_in_time(capture, step.name, key_after(step, capture, before), seconds)
+    return is_in_time(capture, step.name, before.key, seconds)
 
 
 def is_in_time(

@@ -29,7 +29,7 @@ from sugar_capture.registration.plain_steps import (
 from sugar_capture.registration.pose_time import PoseSpeed
 from sugar_capture.registration.proven_images import remove_unproven
 from sugar_capture.registration.registration_report import FINE_SHARE, NARROW, model_facts
-from sugar_capture.registration.steps import RegistrationStep, is_in_time, key_after, register
+from sugar_capture.registration.steps import KeptStep, RegistrationStep, is_in_time, register
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap
 
@@ -47,10 +47,6 @@ class WholeImages(RegistrationStep):
     name = "whole_images"
     label = "whole photographs"
 
-    def settings(self, capture: Capture) -> tuple[object, ...]:
-        """Return the digest of the images, without that of the masks."""
-        return (self.label, capture.content)
-
     def most_added(self, capture: Capture, before: Registration) -> int:
         """Return the number of images without a pose; 0 where nearly all have one."""
         if before.models.n_registered >= FINE_SHARE * capture.n:
@@ -63,12 +59,6 @@ class WholeImages(RegistrationStep):
         n_partners = WHOLE_PARTNERS * (WHOLE_PARTNERS - 1) // 2
         n_pairs = n_added * (min(capture.n, SIMILAR_UNORDERED) + n_partners)
         return n_pairs * speed.matching + speed.mapping(n_added)
-
-    def prepare(self, capture: Capture, before: Registration) -> None:
-        """Do nothing, as the steps that it consists of prepare their own files."""
-
-    def run(self, capture: Capture, before: Registration) -> None:
-        """Do nothing, as the steps that it consists of write their own files."""
 
     def perform(self, capture: Capture, before: Registration) -> Registration:
         """Return the registration in masks with whole images, or that of whole images alone.
@@ -117,7 +107,7 @@ class WholeImages(RegistrationStep):
         def seconds(speed: PoseSpeed) -> float:
             return sum(step.seconds(capture, start, speed) for step in steps[1:3])
 
-        if not is_in_time(capture, f"{self.name}_anew", key_after(self, capture, best), seconds):
+        if not is_in_time(capture, f"{self.name}_anew", best.key, seconds):
             info = capture.work.console.info
             info("note: registering all whole photographs would take longer than is left")
             return None
@@ -129,7 +119,7 @@ class WholeImages(RegistrationStep):
         return whole if is_wide and is_more else None
 
 
-class AddedWholeImages(RegistrationStep):
+class AddedWholeImages(KeptStep):
     """Whole images that are added to a model of what lies inside of masks.
 
     Its database has the features of whole images and the matches inside of masks. Only images
@@ -137,19 +127,10 @@ class AddedWholeImages(RegistrationStep):
     """
 
     name = "extended"
-    label = "whole photographs"
 
     def settings(self, capture: Capture) -> tuple[object, ...]:
         """Return the digest of the images, without that of the masks."""
         return (self.name, capture.content)
-
-    def most_added(self, capture: Capture, before: Registration) -> int:
-        """Return the number of images without a pose."""
-        return len(capture.unregistered(before.models))
-
-    def seconds(self, capture: Capture, before: Registration, speed: PoseSpeed) -> float:
-        """Return the seconds of :class:`WholeImages`."""
-        return WholeImages().seconds(capture, before, speed)
 
     def database(self, capture: Capture, before: Registration) -> Path:
         """Return the database of whole images."""
