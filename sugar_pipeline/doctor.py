@@ -47,13 +47,28 @@ from sugar_utils.warp_launch import WARP_VERSION
 
 State = Literal["ok", "warning", "problem"]
 TESTED_TORCH = ((2, 7), (2, 15))  # oldest and newest torch that the tests were run with
-REQUIRED = ("numpy", "scipy", "pycolmap", "plyfile", "pillow", "rich", "msgspec", "psutil")
+REQUIRED = (
+    "numpy",
+    "scipy",
+    "pycolmap",
+    "msgspec",
+    "zstandard",
+    "plyfile",
+    "pillow",
+    "av",
+    "filelock",
+    "psutil",
+    "jinja2",
+    "rich",
+    "trimesh",
+)
 OPTIONAL = {
     "tensorboard": "curves of a run",
     "xatlas": "--texture_atlas xatlas",
     "lpips": f"LPIPS in {command_text('metrics')}",
     "viser": f"{command_text('view')} and --viewer",
 }
+"""Packages that a run does without, and what needs them; all but lpips are in the requirements."""
 BACKENDS = {"gsplat": "gsplat", "inria": "diff_gaussian_rasterization"}
 MANY = 0.05  # share of Gaussians from which something is worth a warning
 PERCENTILES = (1, 50, 99)

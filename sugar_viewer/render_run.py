@@ -59,7 +59,7 @@ _flag = partial(flag, group="pictures")
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """Flags of ``render.py``."""
+    """Flags of ``sugar render``."""
 
     results: tuple[Path, ...] = _flag(
         MISSING,

@@ -38,7 +38,7 @@ _flag = partial(flag, group="viewer")
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Flags of ``view.py``."""
+    """Flags of ``sugar view``."""
 
     results: tuple[Path, ...] = _flag(
         MISSING,
@@ -72,7 +72,7 @@ class ViewOptions:
     )
     path_file: Path = _flag(
         OUTPUT_ROOT / "camera_path.json",
-        "file for the camera path that is saved on the page, for render.py --path",
+        "file for the camera path that is saved on the page, for sugar render --path",
         parse=Path,
     )
     scale_factor: float | None = _flag(

@@ -16,6 +16,7 @@ try:
 except ModuleNotFoundError:
     import tomli as tomllib
 
+from sugar_pipeline import doctor
 from sugar_pipeline.command_line import PROGRAMS, VERBS
 from sugar_utils.libraries import EXTRAS
 from tests.support.flag_tables import parser_for, with_tables
@@ -50,7 +51,7 @@ BESIDE_THE_PIPELINE = {
 }
 """Packages that a run does without, and who imports them: export, orthophotos."""
 
-TRAINING = ROOT / "DOCS" / "TRAINING.md"
+FLAG_TABLES = ROOT / "DOCS" / "FLAGS.md"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "DOCS").glob("*.md"))]
 
 
@@ -87,7 +88,7 @@ def documented_commands() -> Iterator[tuple[str, list[str]]]:
                     yield document.name, words
             elif re.match(r"sugar [a-z]", command):
                 verb, *words = shlex.split(command)[1:]
-                yield document.name, [VERBS[verb].script, *words]
+                yield document.name, [VERBS[verb].script or verb, *words]
 
 
 def test_files_say_their_licence_and_purpose():
@@ -196,8 +197,15 @@ def test_requirements_are_what_the_code_imports():
     assert {DISTRIBUTIONS.get(top, top) for top in foreign} | by_name == listed
 
 
+def test_the_doctor_looks_for_what_the_requirements_say():
+    """Findings about Warp and Open3D are lines of their own; Python brings what tomli reads."""
+    listed = packages_of("requirements-without-torch.txt")
+    elsewhere = {"warp-lang", "open3d", "open3d-cpu", "tomli"}
+    assert {*doctor.REQUIRED, *doctor.OPTIONAL} - {"lpips"} == listed - elsewhere
+
+
 def test_the_tables_of_flags_are_current():
-    text = TRAINING.read_text(encoding="utf-8")
+    text = FLAG_TABLES.read_text(encoding="utf-8")
     assert with_tables(text) == text, "run python -m tests.support.flag_tables"
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-import render
 from gaussian_splatting.data.cameras import Camera, looked_at
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured_mesh
@@ -32,6 +31,7 @@ from tests.support.tiny_scene import (
     run_cli,
     tiny_cameras,
 )
+from tests.support.verbs import render
 
 CPU = torch.device("cpu")
 

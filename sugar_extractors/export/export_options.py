@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of ``export.py``."""
+"""Flags of ``sugar export``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _WITHOUT_CAMERAS = (
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Flags of ``export.py``, checked as far as they can be without the files."""
+    """Flags of ``sugar export``, checked as far as they can be without the files."""
 
     result: Path = _flag(
         MISSING,
@@ -285,6 +285,6 @@ class ExportOptions:
 
 
 def export_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the parser of ``export.py``; flags of a placement have the help that fits here."""
+    """Return the parser of ``sugar export``; flags of a placement have the help that fits here."""
     changes = {name: {"group": "export", "help": text} for name, text in _PLACEMENT_HELP.items()}
     return parser_of(description, ExportOptions, examples="", **changes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of ``export.py`` for game engines."""
+"""Flags of ``sugar export`` for game engines."""
 
 from __future__ import annotations
 
