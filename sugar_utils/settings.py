@@ -3,7 +3,7 @@
 
 ``sh_degree: int = flag(3, "highest degree of the colour", group="vanilla stage")`` is
 ``--sh_degree`` on the command line, ``settings.sh_degree`` in the code, and a row of the tables in
-DOCS/TRAINING.md. :func:`add_flags` puts the fields of a dataclass, and of dataclasses in it, in
+DOCS/FLAGS.md. :func:`add_flags` puts the fields of a dataclass, and of dataclasses in it, in
 a parser; :func:`from_args` makes the dataclass from the parsed flags. A dataclass that needs more
 than its fields has a class method ``from_flags``, which gets the given ones as keywords.
 """
