@@ -38,7 +38,7 @@ _LEAST_SHARE = 0.5  # of the images that are registered inside of masks, to add 
 
 @dataclass(frozen=True)
 class Extension(Attempt):
-    """Adding whole images to a model that was made of what lies inside of masks.
+    """Registration of whole images in a model that was made of masked images.
 
     Its database has the features of whole images and the matches inside of masks. Only images that
     are left out are compared again, and those that match them.
@@ -167,7 +167,7 @@ class Extension(Attempt):
         self.match_pairs(sorted(pairs), "comparing whole photographs beside them")
 
     def _with_all_points(self, models: Models) -> Models:
-        """Return models whose largest has the points that the matches of whole images give."""
+        """Return models with the points from matches of whole images in the largest one."""
         if models.largest is None:
             raise ValueError("there is no model to extend")
         seed = self.work.options.random_seed

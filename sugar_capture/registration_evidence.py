@@ -24,7 +24,7 @@ _SHARPNESS_SIDE = 800  # pixels of the longest side, at which sharpness is measu
 def collect_evidence(
     work: Work, photographs: Sequence[Photograph], models: Models, climbed: Climbed | None
 ) -> Evidence:
-    """Measure the images and what was found of them.
+    """Measure the images, their features and matches.
 
     Args:
         climbed: How the models were found; None for models of another program, of which there are

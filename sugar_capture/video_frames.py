@@ -245,7 +245,7 @@ def _declared_frames(video: Path) -> int:
 
 
 def _frames_to_show(container: Any) -> int:
-    """Number of frames that a container declares; of one that was trimmed, those that are left.
+    """Number of frames that a container declares, or that are left after trimming.
 
     Phones trim a video by a list of edits, and leave all frames in the file.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coordinate systems of maps: names and codes of them, and what a map must be like.
+"""Coordinate systems of maps: names, codes and requirements.
 
 They are checked by pyproj, which is optional. Without it positions by latitude and longitude are
 put into a plane that touches the ellipsoid of WGS84, with x to the east, y to the north and z up.
@@ -247,7 +247,7 @@ def horizontal(system: Any) -> Any:
 
 
 def vertical(system: Any) -> Any:
-    """Return what the heights of a ``pyproj.CRS`` belong to; None where it has none."""
+    """Return the vertical reference of a ``pyproj.CRS``; None if it has none."""
     if system.is_compound:
         return system.sub_crs_list[1]
     return system if len(system.axis_info) > 2 else None

@@ -314,7 +314,7 @@ def _geographic_frame(
 def _frame_in(
     positions: np.ndarray, origin: MapSystem, target: MapSystem, place: str, notify: Notify
 ) -> _MapFrame:
-    """Return places of one system, (N, 3), in another one, whose scale must be 1 there."""
+    """Convert points, (N, 3), to another system; its scale must be 1 there."""
     middle = np.median(positions, axis=0)
     way = conversion(origin, target, origin, middle, place)
     for note in way.notes:

@@ -77,7 +77,7 @@ class Program:
         self.call(parser, parser.parse_args(words))
 
     def call(self, parser: Parser, args: argparse.Namespace, **more: Any) -> object:
-        """Run the program with flags that were parsed; return what its function returns.
+        """Run the program with parsed flags; return the result of its function.
 
         Args:
             parser: The parser of the flags.

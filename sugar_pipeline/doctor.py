@@ -85,7 +85,7 @@ SMALL_SHARE_OF_EXTENT = 1e-7
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor: what was looked at, its value, and how to fix it if it is wrong."""
+    """One line of the doctor: a check, its value, and how to fix it."""
 
     what: str
     value: str
@@ -179,7 +179,7 @@ def _scene_with_mode(
 
 
 def _note_findings(notes: Iterable[str]) -> list[Finding]:
-    """Findings of what was said while a file was read."""
+    """Findings from the messages of a reader."""
     return [Finding("note", note, "warning") for note in notes]
 
 
@@ -423,7 +423,7 @@ def memory_finding(cloud: GaussianCloud, options: CoarseOptions, scene: Scene) -
 
 
 def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
-    """Check size, shape and opacity of Gaussians, duplicates, and in which views they are."""
+    """Check size, shape, opacity, duplicates and visibility of Gaussians."""
     return [
         Finding("Gaussians", f"{len(cloud):,}"),
         *_sizes(cloud, scene.extent),

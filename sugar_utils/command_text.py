@@ -26,7 +26,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def command_text(verb: str, *words: object, root: Path = _ROOT) -> str:
-    """Return the command line of a verb: ``sugar VERB``, or what runs it without an installation.
+    """Return the command line of a verb: ``sugar VERB``, or its form without an installation.
 
     Args:
         verb: A verb of ``sugar``.

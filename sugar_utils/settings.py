@@ -131,12 +131,12 @@ def flag(
 
 
 def without_flags(cls: type) -> Any:
-    """Declare a field whose dataclass has flags elsewhere and not here."""
+    """Declare a field without flags here; its dataclass has flags elsewhere."""
     return dataclasses.field(default_factory=cls, metadata={_KEY: None})
 
 
 def made_of(source: type, default: Callable[[], object]) -> Any:
-    """Declare a field whose value ``source.from_flags`` makes of the flags of ``source``."""
+    """Declare a field with the value of ``source.from_flags`` from the flags of ``source``."""
     return dataclasses.field(default_factory=default, metadata={_SOURCE: source})
 
 
@@ -193,7 +193,7 @@ def parser_of(
 def add_flags(
     parser: argparse.ArgumentParser, cls: type, *groups: str, **changes: Mapping[str, object]
 ) -> None:
-    """Put flags into a parser; those that it has already stay as they are.
+    """Add flags to a parser; existing ones stay unchanged.
 
     Args:
         parser: Gets the flags, under their headings.

@@ -70,7 +70,7 @@ class RenderedPictures:
         self._photograph = lru_cache(maxsize=8)(self._decode)
 
     def available(self, title: str) -> tuple[str, ...]:
-        """Return those of ``PICTURES`` that there are of a result."""
+        """Return the entries of ``PICTURES`` that a result has."""
         missing = set() if self._cameras else {PHOTOGRAPH, ERROR}
         if self.models[title].mesh is None:
             missing.add("clay")

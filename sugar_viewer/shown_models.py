@@ -70,7 +70,7 @@ def open_model(
 
 
 def read_in_scene(path: Path, world_offset: np.ndarray | None, notify: Notify) -> Result:
-    """Read a result into the scene, from where its record says that it stands.
+    """Read a result into the scene, by the placement of its record.
 
     Args:
         path: The result.

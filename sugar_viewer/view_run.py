@@ -177,7 +177,7 @@ def scene_context(
     metres_per_unit: float | None,
     options: ViewOptions,
 ) -> SceneContext:
-    """Return the size, the scale and the first box of what the page shows."""
+    """Return the size, the scale and the first box of the shown results."""
     low, high = box_around(layers[-1].points)
     extent = float(np.linalg.norm(high - low))
     if scene is not None and scene.extent > 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Camera poses as a component: learned beside the Gaussians, fitted for held-out photographs.
+"""Camera poses as a component: learned with the Gaussians, fitted for held-out images.
 
 Motions turn about the camera's centre. They start at zero, have no mean, so that the world stays
 where it is, and are pulled back to zero by a little. Learned poses agree with each other, not with

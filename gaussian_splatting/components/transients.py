@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A component that leaves out of training what moves or stands in front in single photographs.
+"""Transient masks as a component: moving or occluding things are excluded from training.
 
 People who walk through, cars, shadows of who photographs: :mod:`.transient_regions` finds them
 while the model is young, before Gaussians are added for them, and again a few times as it improves.

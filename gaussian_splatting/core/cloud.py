@@ -72,7 +72,7 @@ def quaternions_of(matrices: Tensor) -> Tensor:
 
 @dataclass(kw_only=True)
 class RenderingSettings:
-    """Settings by which Gaussians are rendered; by default as by 3DGS."""
+    """Settings of rendering Gaussians; the defaults are those of 3DGS."""
 
     antialiased: bool = False  # opacities shrink as the rasterizer widens splats below a pixel
     # Standard deviations from its centre at which a splat ends, at the latest where alpha is 1/255.

@@ -40,7 +40,7 @@ class Recorder(Protocol):
 
 
 class _CudaRecording:
-    """A CUDA graph, with what Warp keeps for it."""
+    """A CUDA graph, with the memory that Warp keeps for it."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, warp_graph: object) -> None:
         self._graph = graph
@@ -53,7 +53,7 @@ class _CudaRecording:
 
 
 class CudaRecorder:
-    """Records CUDA graphs on a stream of its own; they share the memory of what they make.
+    """Records CUDA graphs on its own stream; they share a memory pool.
 
     So the results of one are lost when another is repeated.
     """
@@ -89,7 +89,7 @@ class CudaRecorder:
 
 @contextlib.contextmanager
 def _known_to_warp(device: torch.device, graphs: list[object]) -> Iterator[None]:
-    """Tell Warp that the current stream records, so that it allocates for the graph."""
+    """Switch Warp to capture mode on the current stream, so it allocates for the graph."""
     stream = torch_stream(device)
     wp.capture_begin(stream=stream, external=True)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that do not show what their cameras see: wrong places, exposures, blur and copies.
+"""Checks of images against their cameras: wrong scenes, exposures, blur and copies.
 
 An image of another place does not correlate with the mean colours of the points that it observes;
 an overexposed one differs by stops; a blurred one is far less sharp than the others.
@@ -135,7 +135,7 @@ def inconsistent_images(
 
 
 def _exposure_noise(cameras: Sequence[Camera], stops: Mapping[str, float]) -> float:
-    """Return the standard deviation in stops of what exposures of neighbouring views do not share.
+    """Return the standard deviation of exposure differences between neighbouring views, in stops.
 
     An automatic exposure that follows the direction of view is a part of what a model with
     view-dependent colours learns by itself; one that jumps from view to view is not.

@@ -74,7 +74,7 @@ class PlacementRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a result was made from; None where that is unknown."""
+    """Inputs of a result; None where they are unknown."""
 
     model: Path | None = None  # the file of Gaussians or the mesh that was exported
     scene: Path | None = None  # folder of the capture

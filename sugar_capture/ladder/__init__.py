@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Further kinds of features, in turn, for photographs that those of every capture leave out."""
+"""Further kinds of features, one after the other, for images without a pose."""

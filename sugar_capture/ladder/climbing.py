@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Climbing the ladder: photographs that are left out are registered by further kinds of features.
+"""Feature fallback: images without a pose are registered by further kinds of features.
 
 Each step compares those that are left out with photographs that show the same. Its features are
 appended to those before, and the mapper goes on with the model that is there; where most are left
@@ -255,7 +255,7 @@ def _further_attempt(base: Attempt, previous: Attempt, step: FeatureStep) -> Fur
 
 
 def _after(climbed: Climbed, further: FurtherAttempt, models: Models) -> Climbed:
-    """Return what the ladder came to after a step that registered further images."""
+    """Return the result after a step that registered further images."""
     label = further.step.label
     before = climbed.models.registered[0] if climbed.models.registered else []
     added = sorted(set(models.registered[0]).difference(before))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of the ladder: kinds of features, each of which finds what those before it do not."""
+"""The steps of the feature fallback: kinds of features in their order."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FeatureStep(ABC):
 
     @abstractmethod
     def key(self) -> str:
-        """Return a digest of all that the features depend on beside the photographs."""
+        """Return a digest of all inputs of the features besides the images."""
 
     @abstractmethod
     def extract(

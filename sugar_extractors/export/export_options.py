@@ -192,7 +192,7 @@ class ExportOptions:
         raise UserError(f"--repose makes Gaussians; {advice}")
 
     def _check_engines(self) -> None:
-        """Refuse what engines need with formats that cannot hold it."""
+        """Refuse flags for engines with formats that cannot store them."""
         if self.engines.collision is not None:
             if not self.format.holds_colliders:
                 raise UserError(f"--collision goes with --to {', '.join(WITH_COLLIDERS)}")
@@ -280,7 +280,7 @@ class ExportOptions:
 
     @property
     def binding_file(self) -> Path:
-        """The archive beside the target that says where Gaussians sit on a mesh."""
+        """Path of the archive with the binding of Gaussians to a mesh."""
         return self.target.with_name(f"{self.target.name}.binding.npz")
 
 

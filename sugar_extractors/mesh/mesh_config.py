@@ -211,7 +211,7 @@ class MeshOptions(CaptureOptions):
 
     @property
     def fills_holes(self) -> bool:
-        """Whether small holes are filled: those of depth of planes alone."""
+        """Whether small holes are filled, which needs depth of planes."""
         has_planes = self.is_fused and self.tsdf.tsdf_depth == "plane"
         return self.fill_holes == flags.AUTO and has_planes and not self.watertight
 

@@ -85,7 +85,7 @@ def without_bare_border(
     reach: float,
     min_faces: int,
 ) -> TriangleMesh:
-    """Cut off what has no texture outside of a region, from the open edges of a mesh inwards.
+    """Cut untextured surface outside a region off a mesh, from its open edges inwards.
 
     Args:
         points_region: Around the points themselves, without a margin.

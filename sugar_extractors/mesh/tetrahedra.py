@@ -62,7 +62,7 @@ class PointField:
     voxel: float  # world units
 
     def __call__(self, points: np.ndarray) -> PointSamples:
-        """Return what the views tell at points, distances in voxels. (N, 3) world units"""
+        """Return fused signed distances at points, in voxels. (N, 3) world units"""
         fusion = self.fusion
         truncation = fusion.config.truncation
         device = fusion.render(fusion.cameras[0]).depth.device

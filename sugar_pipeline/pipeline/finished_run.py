@@ -60,7 +60,7 @@ class FinishedRun:
         return None
 
     def note(self, result: PipelineResult) -> None:
-        """Note the end of a run, unless it is not sure that all is known that it was made of."""
+        """Record the end of a run, unless some of its inputs may be unknown."""
         if not result.files:
             return
         recipe = self._present_recipe()

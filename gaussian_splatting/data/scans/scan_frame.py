@@ -56,7 +56,7 @@ class ScanFrame:
         return np.linalg.norm(positions - self.middle, axis=1) <= self.radius
 
     def require_overlap(self, path: Path, scan: Scan, notify: Notify) -> None:
-        """Raise a ``UserError`` where a scan is not what the photographs show."""
+        """Raise a ``UserError`` if a scan does not match the scene."""
         if not len(scan.positions):
             places = " and ".join(
                 f"({', '.join(f'{value:.6g}' for value in place)})"

@@ -16,7 +16,7 @@ _QUANTILES = 0.02, 0.98  # the extent of most points; strays do not coarsen the 
 
 @dataclass
 class VoxelGrid:
-    """Points that arrive in pieces, of which about ``limit`` at most are kept.
+    """Points that arrive in chunks; about ``limit`` at most are kept.
 
     Until the limit is passed nothing is thinned. Memory is that of twice the limit and a piece.
     """

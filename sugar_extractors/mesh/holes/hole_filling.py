@@ -42,7 +42,7 @@ MAX_LOOP = 2048  # edges of a loop: chords of larger ones take too much memory
 
 @dataclass(frozen=True)
 class HoleCounts:
-    """Holes of a mesh by what became of them."""
+    """Counts of filled holes, and of open holes by their reasons."""
 
     filled: int = 0
     too_large: int = 0
@@ -76,7 +76,7 @@ class HoleCounts:
 
 
 class FilledMesh(NamedTuple):
-    """A mesh of which some holes were closed."""
+    """A mesh with some holes closed."""
 
     mesh: TriangleMesh  # the one before where no hole was filled
     counts: HoleCounts
