@@ -36,7 +36,7 @@ class PlacementOptions:
         choices=ORIENTATIONS,
     )
     scale_factor: float | None = _flag(
-        None, "also write it so many times as large, as NAME_placed", parse=positive_float
+        None, "factor of a scaled copy, NAME_placed", parse=positive_float
     )
     known_distance: tuple[str, ...] | None = _flag(
         None,

@@ -104,13 +104,13 @@ class RenderOptions:
     )
     n_frames: int = _flag(
         120,
-        "pictures on the way",
+        "pictures along a path",
         parse=positive_int,
         no_effect_when="with --ortho, and with --path test, train, all and NAME.json",
     )
     every: int = _flag(
         1,
-        "pass through every Nth photograph only, which calms paths that were taken in zigzag",
+        "pass through every Nth photograph only, which smooths zigzag paths",
         parse=positive_int,
         no_effect_when="without --path between",
     )

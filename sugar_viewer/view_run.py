@@ -76,7 +76,7 @@ class ViewOptions:
         parse=Path,
     )
     scale_factor: float | None = _flag(
-        None, "how many metres a unit of the capture is, for measuring", parse=positive_float
+        None, "metres per unit of the capture, for measuring", parse=positive_float
     )
     known_distance: tuple[str, ...] | None = _flag(
         None,

@@ -47,9 +47,9 @@ class TransientConfig:
 
     transients: bool = flag(
         False,
-        "find what single photographs show and all others do not, such as people who walk "
-        "through and shadows, and leave it out of training and texture; not in photographs whose "
-        "masks show an object; unset: on with --preset fast",
+        "find regions that contradict all other photographs, such as people who walk through and "
+        "shadows, and exclude them from training and texture; not in photographs with masks of an "
+        "object; unset: on with --preset fast",
         group="vanilla stage",
         parse=boolean,
         nargs="?",

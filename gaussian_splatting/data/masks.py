@@ -87,8 +87,8 @@ class MaskOptions:
     )
     mask_mode: MaskMode = _flag(
         "object",
-        "object: what is masked is wanted alone, around it there is nothing; ignore: "
-        "what is black in the masks says nothing, such as people and tripods",
+        "object: reconstruct the masked object alone, on an empty background; ignore: black "
+        "pixels, such as people and tripods, do not count",
         choices=get_args(MaskMode),
         no_effect_when="without masks",
     )

@@ -231,8 +231,8 @@ class MemoryOptions:
     )
     use_gradient_checkpointing: bool | None = optional_boolean(
         None,
-        "the gradients of each term are computed and its graph freed at once, so there is "
-        "next to nothing to save",
+        "accepted without effect: the graph of each term is freed at once, so checkpointing "
+        "saves next to nothing",
         no_effect_when="always; True says so",
     )
     # Processes that train together; with several views per step each keeps one more copy of the

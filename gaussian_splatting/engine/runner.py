@@ -176,7 +176,7 @@ class RunOptions:
 
     resume: str = flag(
         "auto",
-        "auto: go on where an unfinished run with the same settings stopped; none: start "
+        "auto: continue an unfinished run with the same settings; none: start "
         "anew; PATH: continue this checkpoint file, or run folder",
         group="run",
         metavar="{auto,none,PATH}",
@@ -197,7 +197,7 @@ class RunOptions:
     )
     verbose: bool = flag(
         False,
-        "also print settings, figures, file names and losses, which else are in log.txt alone",
+        "also print settings, figures, file names and losses, which otherwise are in log.txt alone",
         group="run",
         parse=boolean,
         nargs="?",

@@ -43,9 +43,9 @@ _flag = partial(flag, group="export")
 # Help of flags of the texture stage that mean something else here.
 _PLACEMENT_HELP = {
     "orient": "up: turn it upright, y up and standing on 0; needs the cameras of the capture",
-    "scale_factor": "make it so many times as large",
-    "known_distance": "make it metres: two photographs or two points x,y,z of the capture, and how "
-    "many metres lie between the cameras or points",
+    "scale_factor": "factor that multiplies the size",
+    "known_distance": "scale to metres: two photographs or two points x,y,z of the capture, and "
+    "how many metres lie between the cameras or points",
 }
 _WITHOUT_CAMERAS = (
     "without --orient up, --known_distance, --original_frame, --gcp, --gps auto and --targets"
@@ -85,7 +85,7 @@ class ExportOptions:
     )
     max_triangles: int | None = _flag(
         None,
-        "leave so many triangles of the mesh; the picture is made anew for them",
+        "limit of triangles; the mesh is decimated, and the texture baked again",
         parse=positive_int,
         no_effect_when="for Gaussians it is an error",
     )
