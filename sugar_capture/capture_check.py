@@ -104,7 +104,7 @@ def directions_of(cameras: Sequence[Camera], points: np.ndarray) -> Directions:
     """Return the directions that cameras cover.
 
     Args:
-        points: Of the reconstruction; with the cameras they tell the vertical. (P, 3)
+        points: Of the reconstruction; with the cameras they determine the vertical. (P, 3)
     """
     centers = np.stack([camera.center for camera in cameras])
     axes = np.stack([camera.rotation[2] for camera in cameras])

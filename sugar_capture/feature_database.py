@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pycolmap
 
 SMALL_GROUP = 10  # cameras with fewer images get one parameter of distortion
-FALLBACK_FOCAL = 1.2  # in longer sides, where EXIF tells none: 45 degrees, as in COLMAP
+FALLBACK_FOCAL = 1.2  # in longer sides, without EXIF: 45 degrees, as in COLMAP
 _CHECK_OF_COLMAP = re.compile(r"\[\w+\.(cc|h):\d+\]")  # beginning of messages of COLMAP's checks
 
 Lenses = Sequence[tuple[Any, Sequence[int]]]

@@ -361,7 +361,7 @@ class Work:
         with self.console.progress(title, 1, total) as progress:
 
             def advance(n_done: int) -> None:
-                # Of a step that resumes, the part that was done before tells no speed.
+                # The finished part of a resumed step does not count for the speed.
                 if n_done:
                     progress.update(min(n_done, total))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How results are to stand: upright, and in metres; the matrix from the capture to there."""
+"""Placement flags of results: upright, scaled, in metres; the matrix from the capture."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class ControlPoint:
 
     @property
     def target_number(self) -> int | None:
-        """The number of the printed target that its name tells; None for other names."""
+        """Number of the printed target in its name; None for other names."""
         numbers = _NUMBER.findall(self.name)
         return int(numbers[0]) if len(numbers) == 1 else None
 
@@ -85,7 +85,7 @@ class ControlPoint:
 
 @dataclass(frozen=True)
 class ControlPoints:
-    """The control points of a file, and their coordinate system; None where it does not tell."""
+    """The control points of a file, and their coordinate system; None if it has none."""
 
     points: tuple[ControlPoint, ...]
     system: MapSystem | None
@@ -200,7 +200,7 @@ def _read_list(path: Path, lines: Sequence[_Line], delimiter: str) -> ControlPoi
     has_blanks = delimiter == _BLANKS and _are_names_cut(rows)
     collected = _Collected()
     for row in rows:
-        # Points without a name are told by where they are.
+        # Points without a name are identified by their coordinates.
         name = " ".join(f"{value:.15g}" for value in row.position)
         if row.words:
             name = printable(" ".join(row.words) if has_blanks else row.words[0])

@@ -118,7 +118,7 @@ def system_of_text(text: str, place: str) -> MapSystem:
 
 
 def _plain_code(text: str) -> int | None:
-    """Return the EPSG code of a text that tells it without tables; None for any other."""
+    """Return the EPSG code of a text that contains it; None for any other."""
     match = _CODE.fullmatch(text) or _AUTHORITY.search(text)
     if match is not None:
         return int(match[1])

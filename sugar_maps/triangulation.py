@@ -48,7 +48,7 @@ class TriangulatedPoint:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the rays differ enough to tell the depth."""
+        """Whether the rays differ enough to determine the depth."""
         return self.angle >= _MIN_ANGLE
 
 

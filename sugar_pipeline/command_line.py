@@ -126,7 +126,7 @@ def _without_collections() -> Iterator[None]:
 def check_early(words: Sequence[str], program: Program) -> None:
     """Refuse scenes that are not there before torch is loaded, which takes seconds.
 
-    Only the parser can tell flags from values, so only plain cases are checked.
+    Only the parser can separate flags from values, so only plain cases are checked.
 
     Raises:
         UserError: The one scene of the command line does not exist.

@@ -3,7 +3,7 @@
 
 A file is written under a temporary name in its own folder, flushed to the disk and renamed. A
 process killed at any moment leaves the old file or the new one, and at worst a temporary whose
-name tells which process it belonged to.
+name has the number of its process.
 """
 
 from __future__ import annotations

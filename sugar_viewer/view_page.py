@@ -66,7 +66,7 @@ def add_result(
         return server.scene.add_glb(
             name, textured_glb(result), cast_shadow=False, receive_shadow=False
         )
-    # It comes with viser, whose absence is told elsewhere.
+    # It comes with viser, which is checked elsewhere.
     import trimesh
 
     shape = trimesh.Trimesh(

@@ -125,7 +125,7 @@ class PoseRefinement(Component):
         rate = rate_at(config.rate, config.final_share, config.start, config.last, iteration)
         was_shown = direction.abs().sum(dim=1, keepdim=True) > 0
         self.motions -= rate * (direction + config.anchor * self.motions * was_shown)
-        # Gaussians and cameras could move together and no photograph would tell.
+        # Gaussians and cameras could move together without a change of any image.
         self.motions -= self.motions.mean(dim=0)
 
     def size(self) -> tuple[float, float]:

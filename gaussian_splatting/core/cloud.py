@@ -25,7 +25,8 @@ CUTOFF = "cutoff_deviations"
 NO_CUTOFF = math.inf
 MAX_SH_DEGREE = 3  # of the colours
 OPAQUE_LOGIT = 15.0
-"""Logit that stands for the infinite one of opacity 1: 3e-7 below it, which float32 tells apart."""
+"""Logit that stands for the infinite one of opacity 1: 3e-7 below it, which float32 can represent.
+"""
 MAX_LOG_SCALE = 88.0
 """Log scale of the largest size, 1e38, whose exponential float32 still holds."""
 _MIN_LENGTH = 1e-12  # of a quaternion that is divided by its length

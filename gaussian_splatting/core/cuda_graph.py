@@ -78,7 +78,7 @@ class CudaRecorder:
                 with _known_to_warp(self._device, warp_graphs):
                     result = work()
             except BaseException:
-                # The stream records until it is told to end; the first error is what counts.
+                # The stream captures until its end is requested; the first error is reported.
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
                 raise

@@ -103,7 +103,7 @@ class Camera:
 
     @property
     def shows_object(self) -> bool:
-        """Whether a mask tells which pixels of the image are the object."""
+        """Whether the image has a mask of an object."""
         return self.mask is not None and self.mask.mode == "object"
 
     def resized(self, width: int, height: int) -> Camera:

@@ -27,13 +27,13 @@ CORRELATION_SPREAD = 8.0
 """An image is inconsistent below the first, if it also lies so far below the median image, and so
 many standard deviations."""
 
-MIN_MEDIAN_CORRELATION = 0.6  # if the median image is below, the colours of the points tell nothing
+MIN_MEDIAN_CORRELATION = 0.6  # if the median image is below, colours of points are unreliable
 # Of the exposure: stops, standard deviations.
 MAX_STOPS = 1.25
 STOPS_SPREAD = 5.0
 N_EXPOSURE_NEIGHBORS = 3  # neighbouring views with whose mean exposure a view is compared
 MIN_SHARPNESS = 0.5  # least sharpness, as a share of that of the median image
-MIN_MEDIAN_SHARPNESS = 0.25  # if the median image is below, there is too little detail to tell
+MIN_MEDIAN_SHARPNESS = 0.25  # if the median image is below, there is too little detail
 MOST_FAILING = 0.25  # if a check fails for more of the images, it is the check that does not apply
 _BLUR_WIDTH = 9  # pixels
 _MIN_SIDE = 4  # pixels of an image that has a sharpness

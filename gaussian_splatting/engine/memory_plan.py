@@ -353,7 +353,7 @@ def worst_view(load: StepLoad, views: Sequence[ViewLoad]) -> StepLoad:
 
 
 def usable_bytes(options: MemoryOptions, device: torch.device, held: int) -> int | None:
-    """Usable bytes on the device, or None where the device cannot tell.
+    """Usable bytes on the device, or None if unknown.
 
     Args:
         held: Bytes that are in use now and will be let go.

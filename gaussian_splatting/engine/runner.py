@@ -118,7 +118,7 @@ def run_stage(
         images: Decoded photographs that other stages use, too; an own store if None.
         prepare: In place of ``options.prepare``, which reads the inputs.
         console: Where it is said, besides in the log of the run; the standard output if None.
-        observers: Called with the stage before it is trained; what they return is told of steps.
+        observers: Called with the stage before it is trained; the returned observers get its steps.
     """
     group = options.compute.group
     white = options.config.white_background

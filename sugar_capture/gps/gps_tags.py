@@ -43,7 +43,7 @@ class GpsPosition(NamedTuple):
 
     longitude: float  # degrees, east is positive
     latitude: float  # degrees, north is positive
-    altitude: float | None  # metres; None where the photograph does not tell
+    altitude: float | None  # metres; None where it is missing
 
 
 class GpsReading(NamedTuple):
@@ -129,7 +129,7 @@ def _xmp_lookup(text: str, namespace: str, name: str) -> str | None:
 
 
 def _reading(lookup: _Lookup, is_signed: bool) -> GpsReading:
-    """Return the position that values of EXIF, or of XMP by the same names, tell.
+    """Return the position of EXIF values, or of XMP values with the same names.
 
     Args:
         is_signed: Whether a decimal without a sign and without a hemisphere is positive.

@@ -41,7 +41,7 @@ _LEAST_SHARE = 0.5  # of the images that are registered, to add others to their 
 
 @dataclass(frozen=True)
 class Climbed:
-    """The models after the last step of the ladder, and which step registered which images."""
+    """The models after the last step, and the images that each step registered."""
 
     models: Models
     attempt: Attempt  # whose database and models count
@@ -57,7 +57,7 @@ class FurtherAttempt(Attempt):
     Its database has the features and matches of the attempt before it, and further ones.
     """
 
-    base: Attempt  # whose features tell which images are similar
+    base: Attempt  # its features decide which images are similar
     previous: Attempt  # whose database is added to
     step: FeatureStep
 

@@ -178,7 +178,7 @@ def steps_up_to(last: str, weights_folder: Path | None) -> list[FeatureStep]:
     """Return the steps beyond that of every capture, in order.
 
     Args:
-        last: The step at which the ladder stops, or ``auto`` for all that are there.
+        last: The last step, or ``auto`` for all that are installed.
         weights_folder: Where weights of learned features are; None for COLMAP's cache.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether matches prove where an image was taken, which a later step of the ladder registered."""
+"""Verification of images that a further step registered, by their matches."""
 
 from __future__ import annotations
 

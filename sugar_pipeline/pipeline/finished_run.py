@@ -33,7 +33,7 @@ _WITHOUT_EFFECT = ("verbose", "config")  # flags that change no result
 
 
 class FinishedRun:
-    """The notes of a run in its folder of results; the commands ask it first, and tell it last.
+    """The record of a finished run in its folder of results; read first and written last.
 
     Args:
         args: Flags of the run.

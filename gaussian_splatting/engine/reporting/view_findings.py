@@ -54,7 +54,7 @@ class Findings:
     constant_psnr: float | None = None
 
     def health(self) -> dict[str, float]:
-        """Figures that tell whether the run failed, as of :func:`problem_of`."""
+        """Figures for the health check of the run, see :func:`problem_of`."""
         values = {
             "psnr": self.counted_psnr,
             "constant_psnr": self.constant_psnr,

@@ -94,7 +94,7 @@ def fill_holes(
 
     Args:
         mesh: Its vertices and faces stay, in their order; new ones come behind them.
-        judge: Says what photographs tell about points.
+        judge: Returns the evidence of images about points.
         is_object: Whether masks tell what the object is. If not, the longest border of each
             component is the end of what was reconstructed and stays.
         box: Vertices outside of it do not count for the size of a component; None: all count.
