@@ -92,7 +92,7 @@ def preset(group: str) -> Any:
     """A field for the preset of a stage."""
     return flag(
         "reference",
-        "reference: as the papers have it; fast: what measured as good in less time: "
+        "reference: values of the papers; fast: as good in our measurements, in less time: "
         "--densification scored, --growing_resolution True, --robust True, and auto for "
         "--short_multiview, --sdf_samples, --surface_points and --poisson_depth; flags that are "
         "given win; unset: fast in the pipelines, reference in a single stage",

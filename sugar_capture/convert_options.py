@@ -60,10 +60,10 @@ class SfmOptions:
     )
     features: LastFeatures = _posing(
         "auto",
-        "how far the ladder of features goes, each step for photographs that those before it left "
-        "out. sift: none; contrast: less noise and more contrast, for dark ones; affine: faint and "
-        "slanted features, for few sides; learned: ALIKED and LightGlue, needs onnxruntime and "
-        "weights; auto: all that are there",
+        "last kind of features that is tried for photographs without a pose, in this order. sift: "
+        "no further ones; contrast: less noise and more contrast, for dark photographs; affine: "
+        "faint and slanted features, for few sides; learned: ALIKED and LightGlue, needs "
+        "onnxruntime and weights; auto: all that are installed",
         choices=get_args(LastFeatures),
     )
     feature_weights: Path | None = _posing(
@@ -75,10 +75,10 @@ class SfmOptions:
     max_features: int = _posing(8192, "features per photograph at most", parse=flags.positive_int)
     matcher: Matcher = _posing(
         "auto",
-        "which photographs are compared. exhaustive: all with all; sequential: neighbours "
-        f"in order, and similar ones; similar: each with the {SIMILAR_UNORDERED} most similar, and "
-        "with those taken near it or after it; what is not registered, with all, among thousands "
-        "with the most similar; auto: "
+        "pairs of photographs that are matched. exhaustive: all; sequential: neighbours in "
+        f"order, and similar ones; similar: each with the {SIMILAR_UNORDERED} most similar ones, "
+        "and with those taken near it or after it; photographs without a pose with all, among "
+        "thousands with the most similar; auto: "
         f"exhaustive up to {MAX_EXHAUSTIVE}, beyond that sequential for videos, else similar",
         choices=get_args(Matcher),
     )
@@ -92,15 +92,15 @@ class SfmOptions:
     )
     photographer: float | None = _posing(
         None,
-        "degrees around straight down of a panorama that who carries the camera hides, and "
-        "that do not count; needs --mask_mode ignore",
+        "degrees around straight down of a panorama that show the photographer or the tripod and "
+        "do not count; needs --mask_mode ignore",
         parse=flags.acute_angle,
         no_effect_when="without panoramas",
     )
     mapper: Mapper = _posing(
         "auto",
         "incremental: one photograph after the other; global: all at once, for thousands; "
-        "auto: incremental up to 500, and beyond that where global leaves many out",
+        "auto: incremental up to 500, and beyond that where global registers too few",
         choices=get_args(Mapper),
     )
 
@@ -148,9 +148,7 @@ class ConvertOptions:
     overwrite: bool = _convert(
         False, "find cameras anew; old ones of other programs are kept in distorted/"
     )
-    random_seed: int = _convert(
-        0, "of what is drawn while matching and mapping", parse=flags.non_negative_int
-    )
+    random_seed: int = _convert(0, "seed of matching and mapping", parse=flags.non_negative_int)
     sfm: SfmOptions = field(default_factory=SfmOptions)
     time_limit: PoseTimeLimit | None = None
     masks: MaskOptions = field(default_factory=MaskOptions)

@@ -259,7 +259,7 @@ def _write(pixels: np.ndarray, path: Path) -> None:
 
 
 def grouped(views: Sequence[Any]) -> list[Sequence[Any]]:
-    """Return views, or what belongs to them, by panorama."""
+    """Return views, or values of views, grouped by panorama."""
     n_faces = len(FACES)
     return [views[start : start + n_faces] for start in range(0, len(views), n_faces)]
 

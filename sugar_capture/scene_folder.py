@@ -98,7 +98,7 @@ def is_scene(path: Path) -> bool:
 
 
 def needs_cameras(path: Path) -> bool:
-    """Whether ``-s`` names a video or images without cameras, or whose cameras are outdated."""
+    """Whether ``-s`` names a video, or images without current cameras."""
     root = scene_root(path)
     if root.is_dir() and _has_cameras(root):
         return _is_outdated(path, root)
@@ -332,7 +332,7 @@ class Step(NamedTuple):
 
 @dataclass
 class Work:
-    """One call of convert: its source, options and console, and the steps that it finished."""
+    """One call of convert: its source, options, console and finished steps."""
 
     source: Source
     options: ConvertOptions
@@ -355,13 +355,13 @@ class Work:
 
     @contextlib.contextmanager
     def step(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show the progress of a step with the time that is left, and record what it took."""
+        """Show the progress of a step with the remaining time, and record its duration."""
         start_time = time.monotonic()
         reset_peak("cpu")
         with self.console.progress(title, 1, total) as progress:
 
             def advance(n_done: int) -> None:
-                # Of a step that resumes, the part that was done before tells no speed.
+                # The finished part of a resumed step does not count for the speed.
                 if n_done:
                     progress.update(min(n_done, total))
 

@@ -38,7 +38,7 @@ SMALLEST_PART = 0.05  # of the largest part of a mask
 _CANDIDATES = 12  # photographs whose colours are tried as the background's
 _COMPARED = 4_000  # pixels of the border that are compared between photographs
 _MOST_GAIN = 1.5
-_DARK = 12.0  # of 255: too dark to tell an exposure
+_DARK = 12.0  # of 255: too dark to estimate an exposure
 
 
 def border_of(height: int, width: int) -> np.ndarray:
@@ -112,7 +112,7 @@ def rounds_of(images: Iterable[np.ndarray], n: int) -> list[list[int]]:
             continue
         textured = textured_border(image)[border_pixels][::step]
         if textured.mean() < TEXTURED_SHARE:
-            # Nothing tells whether the camera stood still.
+            # Too little texture to detect a camera that stood still.
             return []
         rounds.append(_Round(border, textured, [index]))
         if len(rounds) * MIN_ROUND_PHOTOGRAPHS > n:

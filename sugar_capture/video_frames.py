@@ -35,7 +35,7 @@ sensor and codec is averaged out to less."""
 _MAX_LOST_SHARE = 0.05  # of the frames, above which a video is damaged
 _FEW_ERRORS = 10  # that are never too many while a video is decoded
 _JPEG_QUALITY = 95
-_DEFAULT_RATE = 30  # frames per second, where a video does not tell
+_DEFAULT_RATE = 30  # frames per second, where a video has no rate
 Advance = Callable[[int], None]  # called with the number of frames that are done
 Progress = Callable[[str, int], contextlib.AbstractContextManager[Advance]]
 """Opened with a title and a total of frames."""
@@ -245,7 +245,7 @@ def _declared_frames(video: Path) -> int:
 
 
 def _frames_to_show(container: Any) -> int:
-    """Number of frames that a container declares; of one that was trimmed, those that are left.
+    """Number of frames that a container declares, or that are left after trimming.
 
     Phones trim a video by a list of edits, and leave all frames in the file.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How results are to stand: upright, and in metres; the matrix from the capture to there."""
+"""Placement flags of results: upright, scaled, in metres; the matrix from the capture."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PlacementOptions:
         choices=ORIENTATIONS,
     )
     scale_factor: float | None = _flag(
-        None, "also write it so many times as large, as NAME_placed", parse=positive_float
+        None, "factor of a scaled copy, NAME_placed", parse=positive_float
     )
     known_distance: tuple[str, ...] | None = _flag(
         None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The captures that results belong to, by the records beside them."""
+"""The captures of results, found by their records."""
 
 from __future__ import annotations
 

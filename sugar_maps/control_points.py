@@ -72,7 +72,7 @@ class ControlPoint:
 
     @property
     def target_number(self) -> int | None:
-        """The number of the printed target that its name tells; None for other names."""
+        """Number of the printed target in its name; None for other names."""
         numbers = _NUMBER.findall(self.name)
         return int(numbers[0]) if len(numbers) == 1 else None
 
@@ -85,7 +85,7 @@ class ControlPoint:
 
 @dataclass(frozen=True)
 class ControlPoints:
-    """The control points of a file, and their coordinate system; None where it does not tell."""
+    """The control points of a file, and their coordinate system; None if it has none."""
 
     points: tuple[ControlPoint, ...]
     system: MapSystem | None
@@ -131,7 +131,7 @@ def _lines_of(path: Path) -> list[_Line]:
 
 
 def _split(text: str, delimiter: str) -> list[str]:
-    """Return the columns of a line; what is in quotes is one column."""
+    """Return the columns of a line; quoted text is one column."""
     if delimiter == _BLANKS:
         text = re.sub(r"\s", " ", text)
     try:
@@ -144,7 +144,7 @@ def _split(text: str, delimiter: str) -> list[str]:
 
 
 def _delimiter_of(lines: Sequence[_Line], is_row: Callable[[Sequence[str]], bool]) -> str | None:
-    """Return what parts the columns of most lines; None where no line is a row.
+    """Return the delimiter of most lines; None if no line is a row.
 
     Args:
         is_row: Whether the columns of a line are a row of the file.
@@ -159,7 +159,7 @@ def _delimiter_of(lines: Sequence[_Line], is_row: Callable[[Sequence[str]], bool
 
 
 def _list_delimiter(lines: Sequence[_Line]) -> str | None:
-    """Return what parts the columns of a ``gcp_list.txt``; None for a table of markers."""
+    """Return the delimiter of a ``gcp_list.txt``; None for a table of markers."""
     delimiter = _delimiter_of(lines[1:], _is_list_row)
     if delimiter is None:
         # Rows may be damaged; a table of markers has commas or semicolons, or names its columns.
@@ -200,7 +200,7 @@ def _read_list(path: Path, lines: Sequence[_Line], delimiter: str) -> ControlPoi
     has_blanks = delimiter == _BLANKS and _are_names_cut(rows)
     collected = _Collected()
     for row in rows:
-        # Points without a name are told by where they are.
+        # Points without a name are identified by their coordinates.
         name = " ".join(f"{value:.15g}" for value in row.position)
         if row.words:
             name = printable(" ".join(row.words) if has_blanks else row.words[0])
@@ -383,7 +383,7 @@ class _Table:
 
 
 def _first_delimiter(lines: Sequence[_Line]) -> str:
-    """Return the first delimiter in a table none of whose lines is a row."""
+    """Return the first delimiter in a table without rows."""
     for text, _ in lines:
         if _SYSTEM_COMMENT.match(text):
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The photographs of a capture whose GPS counts: positions that can be read, near each other."""
+"""Images with usable GPS: positions that can be read and lie near each other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GpsPhotograph(NamedTuple):
 
 @dataclass
 class _Readings:
-    """What the photographs of a capture tell about where they were taken."""
+    """GPS positions of a capture, and counts of missing ones."""
 
     positions: list[tuple[Camera, GpsPosition]] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)  # by name: why one cannot be read

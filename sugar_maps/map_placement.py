@@ -129,7 +129,7 @@ class Residual(NamedTuple):
 
 
 class TargetResidual(NamedTuple):
-    """A printed target after the placement, compared with what was printed."""
+    """A printed target after the placement, compared with its printed size."""
 
     number: int
     n_images: int  # photographs that show it

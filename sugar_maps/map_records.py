@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets and systems of maps, written beside and into exports.
+"""Offsets and coordinate systems of maps, written into exports and their records.
 
 Files with few digits have coordinates near zero; these say what to add to them.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coordinate systems of maps: names and codes of them, and what a map must be like.
+"""Coordinate systems of maps: names, codes and requirements.
 
 They are checked by pyproj, which is optional. Without it positions by latitude and longitude are
 put into a plane that touches the ellipsoid of WGS84, with x to the east, y to the north and z up.
@@ -118,7 +118,7 @@ def system_of_text(text: str, place: str) -> MapSystem:
 
 
 def _plain_code(text: str) -> int | None:
-    """Return the EPSG code of a text that tells it without tables; None for any other."""
+    """Return the EPSG code of a text that contains it; None for any other."""
     match = _CODE.fullmatch(text) or _AUTHORITY.search(text)
     if match is not None:
         return int(match[1])
@@ -247,7 +247,7 @@ def horizontal(system: Any) -> Any:
 
 
 def vertical(system: Any) -> Any:
-    """Return what the heights of a ``pyproj.CRS`` belong to; None where it has none."""
+    """Return the vertical reference of a ``pyproj.CRS``; None if it has none."""
     if system.is_compound:
         return system.sub_crs_list[1]
     return system if len(system.axis_info) > 2 else None

@@ -314,7 +314,7 @@ def _geographic_frame(
 def _frame_in(
     positions: np.ndarray, origin: MapSystem, target: MapSystem, place: str, notify: Notify
 ) -> _MapFrame:
-    """Return places of one system, (N, 3), in another one, whose scale must be 1 there."""
+    """Convert points, (N, 3), to another system; its scale must be 1 there."""
     middle = np.median(positions, axis=0)
     way = conversion(origin, target, origin, middle, place)
     for note in way.notes:
@@ -417,7 +417,7 @@ def _misfit(fit: Fit, extent: float, names: Sequence[str]) -> str:
 def _require_orientation(fit: Fit, source: np.ndarray, what: str) -> None:
     """Raise a UserError where errors of points, (N, 3), leave the orientation open."""
     used = source[fit.is_used]
-    # About the longest axis of the points only their distances from it tell the turn.
+    # The rotation about the longest axis follows from the distances to it alone.
     lever = fit.similarity.scale * axis_spreads(used)[1]
     error = fit.rms / np.sqrt(len(used))
     turn = float(np.degrees(np.arctan2(error, abs(lever))))

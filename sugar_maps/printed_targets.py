@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Printed targets in photographs: AprilTag and ArUco markers, found by OpenCV, which is optional.
 
-OpenCV tells their numbers and their corners to about a pixel. Its refinements of the corners are
+OpenCV detects their numbers, and their corners to about a pixel. Its refinements of the corners are
 off by a percent of the side where targets are small, or take seconds for a photograph. So edges
 are measured here: where the mean brightness along a line across says that black becomes white.
 """

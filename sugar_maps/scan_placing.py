@@ -33,7 +33,7 @@ _flag = partial(flag, group="scan")
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """Flags of ``place_scan.py``."""
+    """Flags of ``sugar scan``."""
 
     scan: Path = _flag(
         MISSING,

@@ -73,7 +73,7 @@ def root_mean_square(values: np.ndarray) -> float:
 
 
 def is_line(points: np.ndarray) -> bool:
-    """Whether points, (N, 3), lie on a line or in one place, so that they tell no orientation."""
+    """Whether points, (N, 3), are collinear or equal, so they determine no orientation."""
     spreads = axis_spreads(points)
     return bool(spreads[1] <= _LEAST_SPREAD * spreads[0])
 

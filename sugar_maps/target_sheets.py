@@ -47,7 +47,7 @@ _flag = partial(flag, group="targets")
 
 @dataclass(frozen=True)
 class TargetSheetOptions:
-    """Flags of ``print_targets.py``."""
+    """Flags of ``sugar targets``."""
 
     output: Path = _flag(
         Path("targets.pdf"),

@@ -48,7 +48,7 @@ class TriangulatedPoint:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the rays differ enough to tell the depth."""
+        """Whether the rays differ enough to determine the depth."""
         return self.angle >= _MIN_ANGLE
 
 
@@ -221,5 +221,5 @@ def pixel_errors(position: np.ndarray, rays: Sequence[Ray]) -> np.ndarray:
 
 
 def _across(directions: np.ndarray) -> np.ndarray:
-    """Return the matrices that leave what is beside directions, (N, 3), of vectors. (N, 3, 3)"""
+    """Return projection matrices onto the planes normal to directions, (N, 3). (N, 3, 3)"""
     return np.eye(3) - directions[:, :, None] * directions[:, None, :]

@@ -41,12 +41,12 @@ _FULL_PARSER = "sugar_pipeline.pipeline.pipeline_flags:full_parser"
 
 @dataclass(frozen=True)
 class Program:
-    """A script, and the verb of ``sugar`` that does the same.
+    """A verb of ``sugar``, and the script that does the same where there is one.
 
     Functions and dataclasses that it needs are named as ``module:name`` and imported when it runs.
     """
 
-    script: str  # its path in the repository
+    script: str  # its path in the repository; empty: none
     help: str
     run: str  # gets the settings
     settings: str = ""  # a dataclass, or a function of what was parsed; unset: ``run`` gets that
@@ -72,11 +72,12 @@ class Program:
         parser = self.make_parser(description)
         if verb:
             parser.prog = f"sugar {verb}"
+        if verb and self.script:
             parser.epilog = (parser.epilog or "").replace(f"python {self.script}", parser.prog)
         self.call(parser, parser.parse_args(words))
 
     def call(self, parser: Parser, args: argparse.Namespace, **more: Any) -> object:
-        """Run the program with flags that were parsed; return what its function returns.
+        """Run the program with parsed flags; return the result of its function.
 
         Args:
             parser: The parser of the flags.
@@ -112,7 +113,7 @@ class Program:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Collect no garbage meanwhile, which takes a fifth of the time in which torch is loaded."""
+    """Switch the garbage collector off: it takes a fifth of the time of importing torch."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -125,7 +126,7 @@ def _without_collections() -> Iterator[None]:
 def check_early(words: Sequence[str], program: Program) -> None:
     """Refuse scenes that are not there before torch is loaded, which takes seconds.
 
-    Only the parser can tell flags from values, so only plain cases are checked.
+    Only the parser can separate flags from values, so only plain cases are checked.
 
     Raises:
         UserError: The one scene of the command line does not exist.
@@ -241,21 +242,21 @@ VERBS: dict[str, Program] = {
         "sugar_extractors.texture.texturing:texture_parser",
     ),
     "view": Program(
-        SCRIPTS["view"],
+        "",
         "results on a page in the browser",
         "sugar_viewer.view_run:view",
         "sugar_viewer.view_run:ViewOptions",
         takes_results=True,
     ),
     "render": Program(
-        SCRIPTS["render"],
+        "",
         "pictures or a video of results",
         "sugar_viewer.render_run:render_results",
         "sugar_viewer.render_run:RenderOptions",
         takes_results=True,
     ),
     "export": Program(
-        SCRIPTS["export"],
+        "",
         "a result in the format of another program",
         "sugar_extractors.export.export_run:export",
         "sugar_extractors.export.export_options:ExportOptions",
@@ -271,14 +272,14 @@ VERBS: dict[str, Program] = {
         takes_results=True,
     ),
     "scan": Program(
-        SCRIPTS["scan"],
+        "",
         "bring a laser scan from a map to the world of a capture",
         "sugar_maps.scan_placing:place_scan",
         "sugar_maps.scan_placing:ScanOptions",
         takes_results=True,
     ),
     "targets": Program(
-        SCRIPTS["targets"],
+        "",
         "numbered targets to print, for the scale of a capture",
         "sugar_maps.target_sheets:write_target_sheet",
         "sugar_maps.target_sheets:TargetSheetOptions",
@@ -295,8 +296,10 @@ VERBS: dict[str, Program] = {
 
 
 def _programs() -> dict[str, Program]:
-    """Collect the programs of all scripts: those with a verb, and the coarse stages."""
-    programs = {program.script: program for program in VERBS.values() if not program.chosen}
+    """Collect the programs of all verbs, and the coarse stages, which have scripts alone."""
+    programs = {
+        program.script or verb: program for verb, program in VERBS.items() if not program.chosen
+    }
     for mode, settings in _COARSE_SETTINGS.items():
         script = f"train_coarse_{mode}.py"
         chosen = {"regularization_type": mode}
@@ -305,11 +308,11 @@ def _programs() -> dict[str, Program]:
 
 
 PROGRAMS = _programs()
-"""The program of each script, by its path in the repository."""
+"""Programs by the path of their script in the repository, or by their verb if they have none."""
 
 
 def main_of(name: str, description: str | None) -> Callable[[], None]:
-    """Make the main function of a script of this path in the repository."""
+    """Make the main function of a program of ``PROGRAMS``."""
 
     def main() -> None:
         PROGRAMS[name].start(description)

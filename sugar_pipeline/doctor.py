@@ -47,13 +47,28 @@ from sugar_utils.warp_launch import WARP_VERSION
 
 State = Literal["ok", "warning", "problem"]
 TESTED_TORCH = ((2, 7), (2, 15))  # oldest and newest torch that the tests were run with
-REQUIRED = ("numpy", "scipy", "pycolmap", "plyfile", "pillow", "rich", "msgspec", "psutil")
+REQUIRED = (
+    "numpy",
+    "scipy",
+    "pycolmap",
+    "msgspec",
+    "zstandard",
+    "plyfile",
+    "pillow",
+    "av",
+    "filelock",
+    "psutil",
+    "jinja2",
+    "rich",
+    "trimesh",
+)
 OPTIONAL = {
     "tensorboard": "curves of a run",
     "xatlas": "--texture_atlas xatlas",
     "lpips": f"LPIPS in {command_text('metrics')}",
     "viser": f"{command_text('view')} and --viewer",
 }
+"""Packages that a run does without, and what needs them; all but lpips are in the requirements."""
 BACKENDS = {"gsplat": "gsplat", "inria": "diff_gaussian_rasterization"}
 MANY = 0.05  # share of Gaussians from which something is worth a warning
 PERCENTILES = (1, 50, 99)
@@ -70,7 +85,7 @@ SMALL_SHARE_OF_EXTENT = 1e-7
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor: what was looked at, its value, and how to fix it if it is wrong."""
+    """One line of the doctor: a check, its value, and how to fix it."""
 
     what: str
     value: str
@@ -164,7 +179,7 @@ def _scene_with_mode(
 
 
 def _note_findings(notes: Iterable[str]) -> list[Finding]:
-    """Findings of what was said while a file was read."""
+    """Findings from the messages of a reader."""
     return [Finding("note", note, "warning") for note in notes]
 
 
@@ -408,7 +423,7 @@ def memory_finding(cloud: GaussianCloud, options: CoarseOptions, scene: Scene) -
 
 
 def gaussian_findings(cloud: GaussianCloud, scene: Scene) -> list[Finding]:
-    """Check size, shape and opacity of Gaussians, duplicates, and in which views they are."""
+    """Check size, shape, opacity, duplicates and visibility of Gaussians."""
     return [
         Finding("Gaussians", f"{len(cloud):,}"),
         *_sizes(cloud, scene.extent),

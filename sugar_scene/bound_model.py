@@ -110,7 +110,7 @@ class TrainableBoundCloud(TrainableModel):
 
     @property
     def trained_cloud(self) -> BoundCloud:
-        """The same for a pass that trains on a view, whose colours may lack steps."""
+        """The same for a training pass; colours may have deferred updates."""
         parameters = {name: self.optimizer.leaves[name] for name in PARAMETERS}
         return replace(self._fixed, **parameters, background=self._background)
 

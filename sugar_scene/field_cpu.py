@@ -99,7 +99,7 @@ def _sum_over_samples(
     has_point_grads: int,
     point_grads: Floats2d,
 ):
-    """Sum what does not depend on neighbours: gradients of points, plane, beta and normal."""
+    """Sum gradients that do not depend on neighbours: points, plane, beta and normal."""
     point_sum = wp.vec3()
     point_moment = wp.mat33()
     plane_moment = wp.vec3()

@@ -197,7 +197,7 @@ def evaluate_samples(
     normal_error: Floats,
     residual: Floats2d,
 ):
-    """Evaluate the fields at one sample; the residual is what the backward pass needs of them.
+    """Evaluate the fields at one sample; the residual is saved for the backward pass.
 
     Rows that are not used are like a point on a flat surface, where no term has an error.
     """

@@ -173,7 +173,7 @@ class SampleRule(NamedTuple):
 
 
 class CountedSamples(NamedTuple):
-    """Samples whose number only the device knows, in S rows."""
+    """Samples in S rows, with their number on the device."""
 
     indices: Tensor  # Gaussian of each sample, rising; 0 in other rows. (S,) int64
     noise: Tensor  # offsets; 0 in other rows. (S, 3) float32

@@ -255,7 +255,7 @@ class DepthNormalErrors(torch.autograd.Function):
 
 
 class PlanesAt(torch.autograd.Function):
-    """Planes, (R, W, 4), and places of which no two are equal, (n,) int64 -> planes there."""
+    """Gather planes, (R, W, 4), at distinct pixel indices, (n,) int64."""
 
     @staticmethod
     def forward(ctx, plane: Tensor, places: Tensor):

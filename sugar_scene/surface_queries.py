@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions to a surface: even samples of it, nearest places on it, and what it hides."""
+"""Surface queries: even samples, closest points, visibility."""
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false

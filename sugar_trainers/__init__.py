@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SuGaR stages: which loss terms act when, and what is written."""
+"""The SuGaR stages: loss terms, their schedules, and files."""
 
 import sugar_utils  # noqa: F401  before torch and pycolmap

@@ -83,7 +83,7 @@ class CoarseOptions(TrainingOptions[GaussianCloud]):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for each flag that was given but cannot act beside the others."""
+        """One message for each flag without effect beside the others."""
         lines = [*super().messages, *self.config.messages]
         if not self.eval and self.test_iterations != CoarseOptions.test_iterations:
             lines.append("--test_iterations has no effect with --eval False: nothing is held out")
@@ -104,7 +104,7 @@ class CoarseOptions(TrainingOptions[GaussianCloud]):
 
     @property
     def payload_check(self) -> PayloadCheck:
-        """A model of free Gaussians, and the state of what may be beside it."""
+        """Check of checkpoint contents: free Gaussians, and the state of components."""
         return payload_check(check_free_payload, count_gaussians, _STATE_RULES)
 
     @property
@@ -171,7 +171,7 @@ def options_of_mode(mode: str) -> type[CoarseOptions]:
 
 
 def advise(options: CoarseOptions, checkpoint: ReferenceCheckpoint, messages: Messages) -> None:
-    """Point out inputs that work but seldom do what was meant."""
+    """Warn about inputs that work but are rarely intended."""
     if checkpoint.iteration is not None and checkpoint.iteration > INTENDED_START:
         messages(
             f"note: SuGaR is made to start from iteration {INTENDED_START}; the Gaussians of "

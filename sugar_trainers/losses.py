@@ -5,7 +5,7 @@ Each is a mean. A caller that works in chunks passes ``total``, the number of el
 whole, to every chunk; the chunk losses (and their gradients) then add up to those of the whole.
 Empty input gives 0. Sources: SuGaR (Guédon & Lepetit, CVPR 2024), section 4, and the
 depth-normal consistency of 2D Gaussian Splatting (Huang et al., SIGGRAPH 2024), section 5.
-DOCS/TRAINING.md says more of them.
+DOCS/METHODS.md has the formulas.
 """
 
 from __future__ import annotations

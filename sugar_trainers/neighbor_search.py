@@ -60,7 +60,7 @@ class NeighborSearch(Component):
         return self.indices
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Forget neighbours, whose rows are others now."""
+        """Drop neighbours after rows have changed."""
         self.indices = None
 
     def state(self) -> dict[str, Tensor]:

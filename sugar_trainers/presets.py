@@ -24,18 +24,18 @@ class PresetFlags:
 
     low_poly: bool = _preset(
         False,
-        "200,000 triangles with 6 Gaussians each, whatever -v and -g say",
+        "200,000 triangles with 6 Gaussians each, in place of -v and -g",
         no_effect_when="with --high_poly",
         task="result",
     )
     high_poly: bool = _preset(
         False,
-        "1,000,000 triangles with 1 Gaussian each, whatever -v, -g and --low_poly say",
+        "1,000,000 triangles with 1 Gaussian each, in place of -v, -g and --low_poly",
         task="result",
     )
     refinement_time: str | None = _preset(
         None,
-        "2000, 7000 or 15000 iterations of refinement, whatever -f says",
+        "2000, 7000 or 15000 iterations of refinement, in place of -f",
         parse=optional_str,
         metavar="{short,medium,long}",
         task="result",

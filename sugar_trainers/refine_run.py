@@ -110,7 +110,7 @@ class RefineOptions(TrainingOptions[BoundCloud]):
 
     @property
     def payload_check(self) -> PayloadCheck:
-        """A refined model, and the state of what may be beside it."""
+        """Check of checkpoint contents: a refined model, and the state of components."""
         return payload_check(check_bound_payload, count_gaussians, Exposures.schema)
 
     @property
@@ -194,7 +194,7 @@ class RefineOptions(TrainingOptions[BoundCloud]):
         return replace(cloud, antialiased=config.antialiased)
 
     def _background(self, cloud: BoundCloud, free: GaussianCloud, scene: Scene) -> GaussianCloud:
-        """The free Gaussians that show what the mesh does not; refined ones have no cutoff."""
+        """The background Gaussians, which the mesh does not show; refined ones have no cutoff."""
         rows = background_rows(
             free.activate(),
             cloud.vertices,

@@ -106,7 +106,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
             self.model.optimizer.leaves[name].detach().clamp_(max=largest)
 
     def prepare(self, view: TrainingView) -> TrainingView:
-        """Complete a view, choose what it is compared with, and put it on its background."""
+        """Complete a view, choose its neighbour, and composite it on its background."""
         view = super().prepare(view)
         if self._comparer is not None:
             view = self._compared(view, self._comparer)
@@ -201,7 +201,7 @@ class MeshView:
         return torch.where(hits.covered, hits.depth, 0.0)
 
     def view_errors(self, factors: tuple[float, float]) -> Tensor | None:
-        """Mean error of the compared pixels, whose planes are those of their triangles."""
+        """Mean error of the compared pixels, with planes of their triangles."""
         comparison = None if self.compared is None else self.compared.comparison
         if self.compared is None or comparison is None or not len(comparison.pixels):
             return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points drawn in Gaussians, and what loss terms are given at them, chunk by chunk."""
+"""Sample points in Gaussians, and field values for loss terms, in chunks."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ class SampleDraws:
         return Samples(drawn.indices, drawn.noise, capacity, used, guess)
 
     def note(self, result: ViewResult) -> None:
-        """Tell of a view whose candidates the host has counted now, if there are none."""
+        """Report a view without candidates, once the host has their count."""
         for guess in result.predicted:
             if guess.predictor is self._prediction and guess.count == 0:
                 self._tell_of_nothing(result.view)

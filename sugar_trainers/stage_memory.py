@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of SuGaR's stages: what their phases work on, and the plan that fits a budget."""
+"""Memory of SuGaR's stages: workloads of their phases, and the plan that fits a budget."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def with_memory_plan(
 def predict_coarse(
     cloud: GaussianCloud | BoundCloud, config: StageSettings, options: MemoryOptions, scene: Scene
 ) -> MemoryChoice | None:
-    """Predict the plan of a run and what it needs.
+    """Predict the memory plan of a run and its bytes.
 
     None where the system does not say what is free.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of SuGaR's training stages, and what all of them read before they train."""
+"""Options of SuGaR's training stages, and their common inputs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """One line for each flag that was given but cannot act beside the others."""
+        """One message for each flag without effect beside the others."""
         return (*self.memory.messages(self.compute.device), *self.size.messages)
 
     @property
@@ -159,7 +159,7 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
     def _exposures(
         self, checkpoint: ReferenceCheckpoint, scene: Scene, notify: Notify
     ) -> Exposures | None:
-        """Exposures that go on from those of the checkpoint; None where none are learned."""
+        """Exposures that continue those of the checkpoint; None if none are learned."""
         path = _exposure_path(checkpoint)
         if not self.config.exposure.exposure_compensation:
             if path.is_file():

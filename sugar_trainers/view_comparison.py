@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing a view with a neighbour: what terms see beside a render, and pictures of it."""
+"""Comparison of a view with a neighbour: inputs of loss terms, and pictures."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SurfaceView:
 
 
 class _PlanesDepth(NamedTuple):
-    """Depth of a view's planes, and what was taken for its number of tile intersections."""
+    """Depth of a view's planes, with the predicted number of tile intersections."""
 
     depth: Tensor  # 0 where unknown. (H, W) world units
     predicted: tuple[PredictedCount, ...]
@@ -129,7 +129,7 @@ class ComparisonRule:
 
 
 class ViewComparer:
-    """Finds for each view of a step the neighbour and the pixels that it is compared by."""
+    """Chooses neighbour and pixels for the comparison of each view of a step."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class ViewComparer:
     def surface_view(
         self, gaussians: Gaussians, inputs: SurfaceInputs, resources: StepResources
     ) -> SurfaceView:
-        """Edges of the photograph, and what the planes of Gaussians are compared with."""
+        """Edges of the image, and the neighbour for the planes of Gaussians."""
         gray = gray_of(inputs.photograph)
         neighbor = inputs.neighbor
         if neighbor is None:
@@ -166,7 +166,7 @@ class ViewComparer:
     def comparison(
         self, view: TrainingView, depth_of: Callable[[Camera], Tensor]
     ) -> Comparison | None:
-        """Choose what a view is compared with; None where it has no neighbour.
+        """Choose the neighbour of a view; None if it has none.
 
         Args:
             view: Pixels are chosen from those that the mask of its photograph counts.
@@ -239,7 +239,7 @@ def _comparison(gray: Tensor, neighbor: Neighbor, depth: Tensor) -> Comparison:
 
 
 def gray_of(photograph: Tensor) -> Tensor:
-    """Grey values of a photograph as the image store gives it; what a mask leaves out is marked."""
+    """Grey values of an image of the image store; masked pixels are marked."""
     return gray_values(photograph[..., :3], is_counted(photograph))
 
 

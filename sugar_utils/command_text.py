@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How messages word a command of this program: as the one who reads them starts it."""
+"""Command lines of this program in messages, worded as the user starts it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,15 @@ SCRIPTS = {
     "mesh": "extract_mesh.py",
     "refine": "train_refined.py",
     "texture": "extract_refined_mesh_with_texture.py",
-    "view": "view.py",
-    "render": "render.py",
-    "export": "export.py",
     "metrics": "metrics.py",
-    "scan": "place_scan.py",
-    "targets": "print_targets.py",
     "doctor": "train.py --doctor",
 }
-"""Scripts in the repository, by the verb of ``sugar`` that does the same."""
+"""Scripts in the repository, by the verb of ``sugar`` that does the same; other verbs have none."""
 _ROOT = Path(__file__).resolve().parent.parent
 
 
 def command_text(verb: str, *words: object, root: Path = _ROOT) -> str:
-    """Return the command line of a verb: ``sugar VERB``, or the script for those who use scripts.
+    """Return the command line of a verb: ``sugar VERB``, or its form without an installation.
 
     Args:
         verb: A verb of ``sugar``.
@@ -39,8 +34,11 @@ def command_text(verb: str, *words: object, root: Path = _ROOT) -> str:
         root: Folder of the packages. A package that was installed has no scripts there.
     """
     is_sugar = Path(sys.argv[0]).stem == "sugar"
-    has_scripts = (root / SCRIPTS["view"]).is_file()
-    program = f"sugar {verb}" if is_sugar or not has_scripts else f"python {SCRIPTS[verb]}"
+    has_scripts = (root / SCRIPTS["train"]).is_file()
+    if is_sugar or not has_scripts:
+        program = f"sugar {verb}"
+    else:
+        program = f"python {SCRIPTS.get(verb, f'-m sugar_pipeline {verb}')}"
     texts = [str(word) for word in words]
     arguments = subprocess.list2cmdline(texts) if os.name == "nt" else shlex.join(texts)
     return f"{program} {arguments}".rstrip()

@@ -116,11 +116,11 @@ class Console(contextlib.AbstractContextManager):
         return self.rich.is_terminal and not self.rich.is_dumb_terminal
 
     def headline(self, message: str) -> None:
-        """Print what everybody should read: what begins, its result, and where that is."""
+        """Print a headline: the start of a stage, its result and the result's path."""
         self._say(Text(printable(message)))
 
     def note(self, message: str) -> None:
-        """Print what is noteworthy about the inputs; in a run of several stages once."""
+        """Print a note about the inputs, once in a run of several stages."""
         is_new = message not in self._notes
         self._say(Text(printable(message)), printed=is_new or self.verbose)
         self._notes.add(message)
@@ -130,7 +130,7 @@ class Console(contextlib.AbstractContextManager):
         self._say(Text(printable(message)), printed=self.verbose)
 
     def warn(self, message: str, advice: str | None = None) -> None:
-        """Print what may be wrong and, on a line of its own, what helps."""
+        """Print a warning and, on its own line, the advice."""
         self._say(Text.assemble(("warning: ", "bold yellow"), printable(message)))
         if advice is not None:
             self._say(Text(f"  what helps: {printable(advice)}"))
@@ -301,7 +301,7 @@ class _Nowhere(io.StringIO):
 
 
 class _Terminal(rich.console.Console):
-    """Rich's console, whose error about a closed pipe reaches the entry point."""
+    """Rich's console; errors about a closed pipe reach the entry point."""
 
     def on_broken_pipe(self) -> None:
         """Raise the error again; called while it is handled."""

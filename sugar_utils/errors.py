@@ -98,7 +98,7 @@ def explained(what: str, advice: str, *kinds: type[Exception]) -> Iterator[None]
 
 
 def reason_of(error: BaseException) -> str:
-    """Return in one line what an exception says; its type where that is nothing, or a bare key."""
+    """Return the message of an exception in one line; its type if it has none, or a bare key."""
     if isinstance(error, KeyError) and error.args and " " not in str(error.args[0]):
         return f"no entry {error.args[0]!r}"
     strerror = getattr(error, "strerror", None)

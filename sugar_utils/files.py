@@ -3,7 +3,7 @@
 
 A file is written under a temporary name in its own folder, flushed to the disk and renamed. A
 process killed at any moment leaves the old file or the new one, and at worst a temporary whose
-name tells which process it belonged to.
+name has the number of its process.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def write_json_atomic(path: str | os.PathLike[str], value: object) -> None:
 
 
 def read_json(path: str | os.PathLike[str], encodings: Sequence[str] = ()) -> Any:
-    """Read a JSON file in UTF-8, or else in the first of other encodings in which it is JSON.
+    """Read a JSON file in UTF-8, or else in the first other encoding that gives valid JSON.
 
     Raises:
         UserError: It cannot be read, or is no JSON.
@@ -306,7 +306,7 @@ def remove_stale_temporaries(directory: str | os.PathLike[str], nested: bool = F
 
 
 def _removed_as_stale(path: Path) -> bool:
-    """Remove a temporary whose process has ended; whether it was one."""
+    """Remove a temporary file of an ended process; return whether it was one."""
     match = _TEMPORARY.search(path.name)
     if match is None or path.is_dir():
         return False

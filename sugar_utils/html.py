@@ -349,7 +349,7 @@ def scan_page(title: str, glb: bytes, spz: bytes, program: str) -> str:
 
 
 def element_bytes(page: str, element: str) -> bytes:
-    """Return what a page of :func:`scan_page` holds in an element.
+    """Return the contents of an element of a page of :func:`scan_page`.
 
     Raises:
         ValueError: There is no such element.

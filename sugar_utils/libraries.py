@@ -84,7 +84,7 @@ def load_package(
 
 
 def package_or_none(name: str) -> ModuleType | None:
-    """Import a module whose package the caller can do without; None where that is missing."""
+    """Import a module of an optional package; None if it is missing."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a result is made of, and whether it is there: one record for results of all kinds.
+"""Recipes: inputs and settings of results, and whether a result is current.
 
 A :class:`Recipe` has the settings that decide a result and digests of what is read for it. Its
 record stands in the note beside the result, in ``run.json`` or in a checkpoint.

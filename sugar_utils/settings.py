@@ -3,7 +3,7 @@
 
 ``sh_degree: int = flag(3, "highest degree of the colour", group="vanilla stage")`` is
 ``--sh_degree`` on the command line, ``settings.sh_degree`` in the code, and a row of the tables in
-DOCS/TRAINING.md. :func:`add_flags` puts the fields of a dataclass, and of dataclasses in it, in
+DOCS/FLAGS.md. :func:`add_flags` puts the fields of a dataclass, and of dataclasses in it, in
 a parser; :func:`from_args` makes the dataclass from the parsed flags. A dataclass that needs more
 than its fields has a class method ``from_flags``, which gets the given ones as keywords.
 """
@@ -131,12 +131,12 @@ def flag(
 
 
 def without_flags(cls: type) -> Any:
-    """Declare a field whose dataclass has flags elsewhere and not here."""
+    """Declare a field without flags here; its dataclass has flags elsewhere."""
     return dataclasses.field(default_factory=cls, metadata={_KEY: None})
 
 
 def made_of(source: type, default: Callable[[], object]) -> Any:
-    """Declare a field whose value ``source.from_flags`` makes of the flags of ``source``."""
+    """Declare a field with the value of ``source.from_flags`` from the flags of ``source``."""
     return dataclasses.field(default_factory=default, metadata={_SOURCE: source})
 
 
@@ -193,7 +193,7 @@ def parser_of(
 def add_flags(
     parser: argparse.ArgumentParser, cls: type, *groups: str, **changes: Mapping[str, object]
 ) -> None:
-    """Put flags into a parser; those that it has already stay as they are.
+    """Add flags to a parser; existing ones stay unchanged.
 
     Args:
         parser: Gets the flags, under their headings.

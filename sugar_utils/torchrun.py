@@ -14,7 +14,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Launch:
-    """This process among those that torchrun started; the first one prints for all."""
+    """Rank and number of the processes of torchrun; rank 0 prints for all."""
 
     rank: int = 0
     size: int = 1

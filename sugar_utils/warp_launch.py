@@ -346,7 +346,7 @@ Argument = Tensor | TypedTensor  # an argument of a kernel that becomes an array
 
 
 def as_array(tensor: Tensor, dtype: type | None = None) -> TypedTensor:
-    """Make a kernel's argument of a tensor whose elements are of a Warp type."""
+    """Make a kernel's argument from a tensor with elements of a Warp type."""
     return TypedTensor(tensor, dtype)
 
 

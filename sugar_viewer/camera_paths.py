@@ -16,7 +16,7 @@ from sugar_utils.errors import UserError
 
 
 def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Camera]:
-    """Return cameras on a circle around what the given ones look at, from the front.
+    """Return cameras on a circle around the point that the given ones look at, front first.
 
     The circle is upright, at their median height and distance.
 

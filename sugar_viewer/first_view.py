@@ -42,7 +42,7 @@ def first_view(
     """Return a view of all of the last result, from the front.
 
     Args:
-        axes: Directions to the right, up and to the front where no cameras tell them. (3, 3)
+        axes: Directions to the right, up and to the front without cameras. (3, 3)
     """
     cameras = [] if scene is None else scene.calibrated_cameras
     elevation = _USUAL_VIEW

@@ -147,7 +147,7 @@ class OrthoView:
 
     @property
     def height_offset(self) -> float:
-        """The offset to add to heights for those of the map."""
+        """Offset from heights of the scene to heights of the map."""
         vertical = np.array([0.0, 0.0, self.world.offset[2]])
         return -float(self.axes[2] @ vertical)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page in the browser by the package viser: what browsers look at, and their pictures."""
+"""A page in the browser by viser: views of the browsers, and their pictures."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def selected_option(choice: viser.GuiDropdownHandle[Option]) -> Option:
 
 
 def show_picture(server: viser.ViserServer, client: int, picture: np.ndarray | None) -> None:
-    """Put a picture, (H, W, 3) uint8, behind what a browser shows; None removes it."""
+    """Set the background picture, (H, W, 3) uint8, of a browser; None removes it."""
     connection = server.get_clients().get(client)
     if connection is not None:
         connection.scene.set_background_image(picture, format="jpeg", jpeg_quality=90)
@@ -305,7 +305,7 @@ class RenderRequest:
 
 @dataclass
 class _Client:
-    """A browser: what it is to show, and the last picture that it got."""
+    """A connected browser: its requested view, and its last picture."""
 
     view: BrowserView
     moved_at: float  # seconds of the clock

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 
-_QUALITY = "18"  # constant rate factor of H.264: what the eye does not tell from the original
+_QUALITY = "18"  # constant rate factor of H.264: visually lossless
 _BITS_PER_PIXEL = 4
 _SIDES = (2, 16_384)  # least and most pixels a side that libx264 takes
 

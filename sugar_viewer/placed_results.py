@@ -18,7 +18,7 @@ from sugar_utils.errors import UserError
 
 
 def common_placement(paths: Sequence[Path]) -> Placement:
-    """Return where results stand, in the axes in which they are read.
+    """Return the placement of results in the axes of their readers.
 
     Raises:
         UserError: The results stand in different places.

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.reporting.view_pictures import DepthRange
 from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
 from gaussian_splatting.scenes.reference_layout import read_cameras_json
 from gaussian_splatting.scenes.scene import Scene
@@ -40,7 +41,7 @@ from sugar_viewer.picture_files import picture_names, write_pictures, write_vide
 from sugar_viewer.shown_models import (
     SHOWS,
     ShownModel,
-    far_depth,
+    depths_of_views,
     model_of,
     open_model,
     read_in_scene,
@@ -53,13 +54,13 @@ VIEWS = ("test", "train", "all")
 PATHS = ("turntable", "between")
 MAX_FPS = 1_000
 _ORTHO_SUFFIXES = (".tif", ".tiff")
-_PROBES = 8  # cameras that decide which depth is white: one for all pictures, or they would flicker
+_PROBES = 8  # cameras that decide the colours of depths: one scale for all, or they would flicker
 _flag = partial(flag, group="pictures")
 
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """Flags of ``render.py``."""
+    """Flags of ``sugar render``."""
 
     results: tuple[Path, ...] = _flag(
         MISSING,
@@ -94,7 +95,7 @@ class RenderOptions:
     )
     show: tuple[str, ...] = _flag(
         ("image",),
-        "what to show of each result, several side by side. depth: white is far; "
+        "what to show of each result, several side by side. depth: yellow is near, violet far; "
         "normal: red to the right, green up, blue towards the camera; clay: meshes alone; alpha: "
         "white hides what lies behind",
         parse=str,
@@ -103,13 +104,13 @@ class RenderOptions:
     )
     n_frames: int = _flag(
         120,
-        "pictures on the way",
+        "pictures along a path",
         parse=positive_int,
         no_effect_when="with --ortho, and with --path test, train, all and NAME.json",
     )
     every: int = _flag(
         1,
-        "pass through every Nth photograph only, which calms paths that were taken in zigzag",
+        "pass through every Nth photograph only, which smooths zigzag paths",
         parse=positive_int,
         no_effect_when="without --path between",
     )
@@ -293,13 +294,14 @@ def _pictures(
     progress: Progress,
 ) -> Iterator[np.ndarray]:
     """Yield one picture per camera: for each map, all models side by side."""
-    white_depth = 1.0
+    depths = None
     if "depth" in shows:
         probes = cameras[:: max(1, len(cameras) // _PROBES)]
-        white_depth = max(far_depth(model, probes) for model in models)
+        ranges = [depths_of_views(model, probes) for model in models]
+        depths = DepthRange(min(r.near for r in ranges), max(r.far for r in ranges))
     for done, camera in enumerate(cameras, start=1):
         row = []
         for show in shows:
-            row += [shown(model, show, camera, white_depth) for model in models]
+            row += [shown(model, show, camera, depths) for model in models]
         yield np.concatenate(row, axis=1)
         progress.update(done)

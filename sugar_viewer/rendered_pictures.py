@@ -13,14 +13,15 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_view
-from sugar_viewer.shown_models import SHOWS, ShownModel, far_depth, shown
+from gaussian_splatting.engine.reporting.view_pictures import DepthRange
+from sugar_viewer.shown_models import SHOWS, ShownModel, depths_of_views, shown
 
 PHOTOGRAPH = "photograph"
 ERROR = "error"
 PICTURES = (*SHOWS, PHOTOGRAPH, ERROR)
 LAYOUTS = ("one", "side by side", "slider")
 LARGEST_ERROR = 0.25  # mean difference of the colours, of 1, that is drawn white
-PROBE_SIDE = 160  # pixels of the views that decide which depth is white
+PROBE_SIDE = 160  # pixels of the views that decide the colours of depths
 _N_PROBES = 4
 _PAPER = 24  # grey around an image
 _LINE = 255  # grey of the line between two pictures
@@ -57,7 +58,7 @@ class RenderedPicture(NamedTuple):
 
 
 class RenderedPictures:
-    """Renders arrangements of pictures; keeps the last images and the depth that is drawn white."""
+    """Renders arrangements of pictures; keeps the last images and the range of depths."""
 
     def __init__(
         self, models: dict[str, ShownModel], cameras: Sequence[Camera], white: bool
@@ -65,11 +66,11 @@ class RenderedPictures:
         self.models = models
         self._white = white
         self._cameras = {camera.name: camera for camera in cameras}
-        self._far_depths: dict[str, float] = {}  # by the title of the result, world units
+        self._depths: dict[str, DepthRange] = {}  # by the title of the result
         self._photograph = lru_cache(maxsize=8)(self._decode)
 
     def available(self, title: str) -> tuple[str, ...]:
-        """Return those of ``PICTURES`` that there are of a result."""
+        """Return the entries of ``PICTURES`` that a result has."""
         missing = set() if self._cameras else {PHOTOGRAPH, ERROR}
         if self.models[title].mesh is None:
             missing.add("clay")
@@ -110,28 +111,28 @@ class RenderedPictures:
             dark = np.full((camera.height, camera.width, 3), _PAPER, np.uint8)
             return self._with_photograph(camera, dark)
         if choice.picture == ERROR:
-            image = shown(model, "image", camera, 1.0)
+            image = shown(model, "image", camera)
             # Outside of the photograph there is nothing to differ from.
             return error_picture(image, self._with_photograph(camera, image))
-        white_depth = 1.0
+        depths = None
         if choice.picture == "depth":
-            white_depth = self._far_depth(choice.model, camera)
-        picture = shown(model, choice.picture, camera, white_depth)
+            depths = self._depths_of(choice.model, camera)
+        picture = shown(model, choice.picture, camera, depths)
         if picture.shape[:2] == (camera.height, camera.width):
             return picture
         # Renderers round sides to whole blocks.
         image = Image.fromarray(picture).resize((camera.width, camera.height))
         return np.asarray(image)
 
-    def _far_depth(self, title: str, camera: Camera) -> float:
-        """Return one depth for all views, or they would flicker."""
-        if title not in self._far_depths:
+    def _depths_of(self, title: str, camera: Camera) -> DepthRange:
+        """Return one range of depths for all views, or they would flicker."""
+        if title not in self._depths:
             cameras = list(self._cameras.values())
             stride = max(1, len(cameras) // _N_PROBES)
             probes = cameras[::stride] or [camera]
             small_probes = [probe.reduced(PROBE_SIDE) for probe in probes]
-            self._far_depths[title] = far_depth(self.models[title], small_probes)
-        return self._far_depths[title]
+            self._depths[title] = depths_of_views(self.models[title], small_probes)
+        return self._depths[title]
 
     def _with_photograph(self, camera: Camera, paper: np.ndarray) -> np.ndarray:
         """Return a picture with the image of its camera pasted on it. (H, W, 3) uint8"""

@@ -37,7 +37,6 @@ from sugar_utils.errors import Notify, UserError
 
 Result = GaussianCloud | TexturedMesh | TriangleMesh  # files that can be shown
 SHOWS = ("image", "depth", "normal", "clay", "alpha")
-_VISIBLE_ALPHA = 0.5  # pixels that Gaussians cover less have no depth
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def open_model(
 
 
 def read_in_scene(path: Path, world_offset: np.ndarray | None, notify: Notify) -> Result:
-    """Read a result into the scene, from where its record says that it stands.
+    """Read a result into the scene, by the placement of its record.
 
     Args:
         path: The result.
@@ -164,10 +163,8 @@ def _of_gaussians(name: str, gaussians: Gaussians, white: bool) -> ShownModel:
 
     def geometry(camera: Camera) -> tuple[Tensor, Tensor]:
         output = render(camera, geometry=True)
-        is_visible = output.alpha >= _VISIBLE_ALPHA
-        depth = output.depth / output.alpha.clamp_min(_VISIBLE_ALPHA)
-        depth = torch.where(is_visible, depth, torch.inf)
-        return depth, output.normal * is_visible[..., None]
+        depth = view_pictures.surface_depth(output.depth, output.alpha)
+        return depth, output.normal * depth.isfinite()[..., None]
 
     def picture(camera: Camera) -> Tensor:
         return render(camera, geometry=False).image
@@ -199,12 +196,17 @@ def mesh_geometry(vertices: Tensor, faces: Tensor, camera: Camera) -> tuple[Tens
     return hits.depth, torch.where(is_away, -pixel_normals, pixel_normals)
 
 
-def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarray:
+def shown(
+    model: ShownModel,
+    show: str,
+    camera: Camera,
+    depths: view_pictures.DepthRange | None = None,
+) -> np.ndarray:
     """Picture a model. (H, W, 3) uint8
 
     Args:
         show: One of ``SHOWS``.
-        far: Depth that is drawn white, in world units.
+        depths: Depths of the first and the last colour; None: those of this picture.
     """
     if show == "image":
         return to_uint8(model.picture(camera)).cpu().numpy()
@@ -216,17 +218,17 @@ def shown(model: ShownModel, show: str, camera: Camera, far: float) -> np.ndarra
         return view_pictures.grey_picture(model.alpha(camera)).cpu().numpy()
     depth, normal = model.geometry(camera)
     if show == "depth":
-        return view_pictures.depth_picture(depth, far).cpu().numpy()
+        return view_pictures.depth_picture(depth, depths).cpu().numpy()
     return view_pictures.normal_picture(normal).cpu().numpy()
 
 
-def far_depth(model: ShownModel, cameras: Sequence[Camera]) -> float:
-    """Return the depth to draw white in pictures of several cameras, in world units.
+def depths_of_views(model: ShownModel, cameras: Sequence[Camera]) -> view_pictures.DepthRange:
+    """Return the depths to colour in pictures of several cameras.
 
-    See :func:`~gaussian_splatting.engine.reporting.view_pictures.farthest`.
+    See :func:`~gaussian_splatting.engine.reporting.view_pictures.depth_range`.
     """
     depths = [model.geometry(camera)[0].flatten() for camera in cameras]
-    return float(view_pictures.farthest(torch.cat(depths)))
+    return view_pictures.depth_range(torch.cat(depths))
 
 
 def _longer_side(camera: Camera) -> int:

@@ -33,7 +33,7 @@ _PATH_SIDE = 1280  # longest side of the cameras of a path, in pixels
 _PROBE_PIXELS = 3
 _PROBE_ANGLE = math.radians(0.2)  # field of view of the camera that looks along a click
 _BOX_DIGITS = 4
-_COVERED_SHARE = 0.02  # of the points on each side that a first box leaves out: strays far outside
+_COVERED_SHARE = 0.02  # of the points on each side that a first box excludes: outliers
 
 
 class BoxPanel:

@@ -66,7 +66,7 @@ def add_result(
         return server.scene.add_glb(
             name, textured_glb(result), cast_shadow=False, receive_shadow=False
         )
-    # It comes with viser, whose absence is told elsewhere.
+    # It comes with viser, which is checked elsewhere.
     import trimesh
 
     shape = trimesh.Trimesh(
@@ -116,7 +116,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class SceneContext:
-    """The capture, sizes and settings that the page needs beside the results."""
+    """The capture, sizes and settings of the page besides the results."""
 
     scene: Scene | None  # the capture; None where it is unknown
     extent: float  # size of all, in world units
@@ -222,7 +222,7 @@ class ViewPage:
         return True
 
     def _add_switches(self) -> dict[str, Any]:
-        """Add what the browser draws beside the results, and a switch for each thing."""
+        """Add results, cameras and points that the browser draws, with a switch each."""
         server = self._server
         switches: dict[str, viser.GuiCheckboxHandle] = {}
         last = list(self._layers)[-1]
@@ -263,7 +263,7 @@ class ViewPage:
         )
 
     def _changed(self) -> None:
-        """Show what the switches say; a rendered picture hides the results of the browser."""
+        """Apply the switches; a rendered picture hides the results of the browser."""
         is_rendered = self._render_panel.arrangement is not None
         for title, node in self._nodes.items():
             node.visible = not is_rendered and self._switches[title].value
@@ -277,7 +277,7 @@ class ViewPage:
         self.requests.renew()
 
     def _cut(self) -> None:
-        """Show what is inside of the box, or all of it again."""
+        """Show the part inside the box, or everything again."""
         self._layers = dict(self._uncut_layers)
         outside = []
         if self._box.cuts:

@@ -38,7 +38,7 @@ _flag = partial(flag, group="viewer")
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """Flags of ``view.py``."""
+    """Flags of ``sugar view``."""
 
     results: tuple[Path, ...] = _flag(
         MISSING,
@@ -72,11 +72,11 @@ class ViewOptions:
     )
     path_file: Path = _flag(
         OUTPUT_ROOT / "camera_path.json",
-        "file for the camera path that is saved on the page, for render.py --path",
+        "file for the camera path that is saved on the page, for sugar render --path",
         parse=Path,
     )
     scale_factor: float | None = _flag(
-        None, "how many metres a unit of the capture is, for measuring", parse=positive_float
+        None, "metres per unit of the capture, for measuring", parse=positive_float
     )
     known_distance: tuple[str, ...] | None = _flag(
         None,
@@ -177,7 +177,7 @@ def scene_context(
     metres_per_unit: float | None,
     options: ViewOptions,
 ) -> SceneContext:
-    """Return the size, the scale and the first box of what the page shows."""
+    """Return the size, the scale and the first box of the shown results."""
     low, high = box_around(layers[-1].points)
     extent = float(np.linalg.norm(high - low))
     if scene is not None and scene.extent > 0:

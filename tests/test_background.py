@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-import export
 import train_refined
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.engine.checkpoint import load_payload, save_payload
@@ -38,6 +37,7 @@ from sugar_utils.errors import UserError
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli, tiny_cloud
+from tests.support.verbs import export
 
 SQUARE = torch.tensor([[-1.0, -1, 0], [1, -1, 0], [1, 1, 0], [-1, 1, 0]])
 TWO_FACES = torch.tensor([[0, 1, 2], [0, 2, 3]])

@@ -19,7 +19,6 @@ import pytest
 import torch
 from PIL import Image
 
-import export
 from blender.build import build
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
@@ -39,6 +38,7 @@ from sugar_scene.mesh_files.textured_mesh_io import (
 )
 from tests.support.refined_models import refined_state, save_model
 from tests.support.tiny_scene import REPOSITORY, SHORT_PIPELINE, make_tiny_scene, run_cli
+from tests.support.verbs import export
 
 SESSION = Path(__file__).parent / "support" / "blender_session.py"
 N_FACES = 20

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import trimesh
 
-import export
 from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.placement import Placement
@@ -22,6 +21,7 @@ from sugar_extractors.outputs.result_folder import HandedOut, write_result_folde
 from sugar_extractors.placing import PlacementOptions
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from tests.support.tiny_scene import run_cli
+from tests.support.verbs import export
 from tests.test_export_placement import PLACES, Inputs, exported, inputs
 
 __all__ = ["inputs"]

@@ -15,8 +15,8 @@ from tests.support.repository import ROOT
 from tests.support.tiny_scene import SHORT_PIPELINE
 
 
-def run(script: str, folder: Path, *words: object) -> str:
-    command = [sys.executable, str(ROOT / script), *map(str, words)]
+def run(program: str, folder: Path, *words: object) -> str:
+    command = [sys.executable, str(ROOT / program), *map(str, words)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -41,5 +41,14 @@ def test_photographs_to_a_textured_mesh_and_on_from_there(scene, checkpoint, tmp
     before = obj.stat().st_mtime_ns
     run("train.py", tmp_path, *flags)
     assert obj.stat().st_mtime_ns == before
-    run("export.py", tmp_path, handed_out / "splats.ply", "--to", "spz", "--output", "a.spz")
+    run(
+        "sugar_pipeline",
+        tmp_path,
+        "export",
+        handed_out / "splats.ply",
+        "--to",
+        "spz",
+        "--output",
+        "a.spz",
+    )
     assert (tmp_path / "a.spz").stat().st_size > 1_000

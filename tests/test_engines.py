@@ -11,7 +11,6 @@ import pytest
 import torch
 import trimesh
 
-import export
 from gaussian_splatting.formats.gltf_container import split_glb
 from gaussian_splatting.formats.placement import Placement
 from sugar_extractors.export import formats, original_frame
@@ -24,6 +23,7 @@ from sugar_scene.mesh_files.textured_mesh_io import (
 )
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import run_cli
+from tests.support.verbs import export
 from tests.test_export_placement import exported, inputs
 from tests.test_normal_map import degrees_between
 

@@ -14,7 +14,6 @@ import torch
 import trimesh
 from scipy.spatial.transform import Rotation
 
-import export
 from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
@@ -40,6 +39,7 @@ from tests.support.random_scenes import look_at
 from tests.support.reference_rasterizer import rasterize_reference
 from tests.support.refined_models import NAME, refined_state, save_model
 from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene, run_cli
+from tests.support.verbs import export
 from tests.test_moved_cloud import VIEW, moved_camera, similarity
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import export
 from gaussian_splatting.formats.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.formats.splat_file import ROW, write_splat
 from sugar_extractors.export import export_run
@@ -24,6 +23,7 @@ from tests.support.limits import largest_file
 from tests.support.mesh_scenes import sphere
 from tests.support.refined_models import refined_state, save_model
 from tests.support.tiny_scene import run_cli, tiny_cloud
+from tests.support.verbs import export
 
 
 @pytest.fixture(scope="module")

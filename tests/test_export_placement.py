@@ -18,7 +18,6 @@ from PIL import Image
 from plyfile import PlyData
 from scipy.spatial import cKDTree
 
-import export
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.data.cameras import up_direction
@@ -31,6 +30,7 @@ from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured
 from tests.support.random_scenes import random_gaussians
 from tests.support.refined_models import refined_state, save_model
 from tests.support.tiny_scene import TinyScene, make_tiny_checkpoint, make_tiny_scene, run_cli
+from tests.support.verbs import export
 from tests.test_moved_cloud import moved_camera, similarity
 
 PLACES = [("none", "--scale_factor", 2), ("up", "--orient", "up", "--scale_factor", 2)]

@@ -14,7 +14,6 @@ import torch
 import trimesh
 from PIL import Image
 
-import export
 import metrics
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
@@ -27,6 +26,7 @@ from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured
 from sugar_utils.console import Console
 from tests.support.textured_box import N_TRIANGLES, box_mesh, write_box_scene
 from tests.support.tiny_scene import run_cli, tiny_cloud
+from tests.support.verbs import export
 
 UTM = np.array([655_321.25, 4_215_678.5, 312.75])
 KINDS = ("glb", "obj")

@@ -16,6 +16,7 @@ try:
 except ModuleNotFoundError:
     import tomli as tomllib
 
+from sugar_pipeline import doctor
 from sugar_pipeline.command_line import PROGRAMS, VERBS
 from sugar_utils.libraries import EXTRAS
 from tests.support.flag_tables import parser_for, with_tables
@@ -50,8 +51,12 @@ BESIDE_THE_PIPELINE = {
 }
 """Packages that a run does without, and who imports them: export, orthophotos."""
 
-TRAINING = ROOT / "DOCS" / "TRAINING.md"
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "DOCS").glob("*.md"))]
+FLAG_TABLES = ROOT / "DOCS" / "FLAGS.md"
+PAGES = sorted((ROOT / "DOCS").glob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+LOG = ROOT / "benchmarks" / "LOG.md"
+"""Measurements with the commands of their time: scripts in it may be gone."""
+MOST_CHARACTERS = 120  # of a line of a page; rows of tables and code cannot be broken
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,9 +90,9 @@ def documented_commands() -> Iterator[tuple[str, list[str]]]:
                 words = shlex.split(command)[1:]
                 if words[0] in PROGRAMS:
                     yield document.name, words
-            elif re.match(r"sugar [a-z]", command):
+            elif re.match(r"(\.venv/bin/)?sugar [a-z]", command):
                 verb, *words = shlex.split(command)[1:]
-                yield document.name, [VERBS[verb].script, *words]
+                yield document.name, [VERBS[verb].script or verb, *words]
 
 
 def test_files_say_their_licence_and_purpose():
@@ -196,8 +201,15 @@ def test_requirements_are_what_the_code_imports():
     assert {DISTRIBUTIONS.get(top, top) for top in foreign} | by_name == listed
 
 
+def test_the_doctor_looks_for_what_the_requirements_say():
+    """Findings about Warp and Open3D are lines of their own; Python brings what tomli reads."""
+    listed = packages_of("requirements-without-torch.txt")
+    elsewhere = {"warp-lang", "open3d", "open3d-cpu", "tomli"}
+    assert {*doctor.REQUIRED, *doctor.OPTIONAL} - {"lpips"} == listed - elsewhere
+
+
 def test_the_tables_of_flags_are_current():
-    text = TRAINING.read_text(encoding="utf-8")
+    text = FLAG_TABLES.read_text(encoding="utf-8")
     assert with_tables(text) == text, "run python -m tests.support.flag_tables"
 
 
@@ -217,10 +229,32 @@ def test_commands_in_the_documents_have_flags_that_exist():
         assert not unknown, f"{document}: {entry} {' '.join(words)}"
 
 
-@parametrize_files(DOCUMENTS)
+def test_every_page_is_linked_from_the_readme_and_the_start_page():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    more = readme.split("\n## More\n")[1]
+    start = (ROOT / "DOCS" / "index.md").read_text(encoding="utf-8")
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES:
+        if page.name != "index.md":
+            assert f"](DOCS/{page.name})" in more, page.name
+            assert f"]({page.name})" in start, page.name
+            assert f": {page.name}\n" in navigation, page.name
+    assert len(readme.encode()) <= 9_000
+
+
+@parametrize_files([*PAGES, LOG])
+def test_lines_of_pages_fit(path):
+    is_code = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        is_code ^= line.lstrip().startswith("```")
+        if not is_code and not line.lstrip().startswith("|"):
+            assert len(line) <= MOST_CHARACTERS, f"{path.name}:{number}"
+
+
+@parametrize_files([*DOCUMENTS, ROOT / "CHANGELOG.md", LOG])
 def test_links_lead_somewhere(path):
     text = path.read_text(encoding="utf-8")
-    for target in re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", text):
+    for target in re.findall(r"\[[^\]]*\]\(([^)]+)\)", text):
         if "://" in target:
             continue
         file, _, anchor = target.partition("#")

@@ -12,7 +12,6 @@ import pytest
 import trimesh
 from plyfile import PlyData
 
-import export
 from gaussian_splatting.core.moved import moved_points
 from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import read_gaussian_ply
@@ -26,6 +25,7 @@ from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import icosahedron
 from tests.support.survey import EPSG, SCALE, TO_MAP, list_lines, places, write_list
 from tests.support.tiny_scene import run_cli
+from tests.support.verbs import export
 from tests.test_export_placement import Inputs, inputs
 
 __all__ = ["inputs"]

@@ -14,7 +14,6 @@ import trimesh
 from PIL import Image
 from torch.nn.functional import normalize
 
-import export
 from sugar_extractors.export.mesh_reduction import simplified
 from sugar_scene.mesh_files.tangent_space import corner_tangents, vertex_normals
 from sugar_scene.mesh_files.textured_mesh_io import (
@@ -25,6 +24,7 @@ from sugar_scene.mesh_files.textured_mesh_io import (
 from tests.support.random_scenes import look_at
 from tests.support.shaded_normals import render_normals
 from tests.support.tiny_scene import run_cli
+from tests.support.verbs import export
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-import render
 from gaussian_splatting.data.cameras import upright_axes
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
@@ -21,6 +20,7 @@ from sugar_viewer import geotiff, orthophoto
 from tests.support.survey import EPSG, ORIGIN, SCALE, TO_MAP, list_lines, places, write_list
 from tests.support.textured_box import CENTER, HALF_SIDES, box_mesh, color_at
 from tests.support.tiny_scene import run_cli, tiny_cloud
+from tests.support.verbs import render
 from tests.test_export_placement import Inputs, inputs
 
 __all__ = ["inputs"]

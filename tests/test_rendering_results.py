@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-import render
 from gaussian_splatting.data.cameras import Camera, looked_at
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, write_textured_mesh
@@ -20,7 +19,7 @@ from sugar_utils.errors import UserError
 from sugar_viewer import picture_files
 from sugar_viewer.camera_paths import between, turntable
 from sugar_viewer.picture_files import write_video
-from sugar_viewer.shown_models import ShownModel, far_depth, open_model, shown
+from sugar_viewer.shown_models import ShownModel, depths_of_views, open_model, shown
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
 from tests.support.refined_models import refined_state, save_model
@@ -32,6 +31,7 @@ from tests.support.tiny_scene import (
     run_cli,
     tiny_cameras,
 )
+from tests.support.verbs import render
 
 CPU = torch.device("cpu")
 
@@ -109,7 +109,7 @@ def test_a_path_passes_through_its_cameras_and_turns_evenly():
 def test_every_result_shows_the_ball_where_it_is(kind, inputs):
     model = open_model(inputs[kind], True, CPU, lambda _: None)
     camera = inputs["scene"].cameras[0]
-    image = shown(model, "image", camera, 1.0)
+    image = shown(model, "image", camera)
     assert image.shape == (HEIGHT, WIDTH, 3)
     assert image[0, 0].min() > 250
     assert image[HEIGHT // 2, WIDTH // 2].min() < 240
@@ -118,10 +118,12 @@ def test_every_result_shows_the_ball_where_it_is(kind, inputs):
     assert float(depth[HEIGHT // 2, WIDTH // 2]) == pytest.approx(ray - 0.9, abs=0.2)
     assert torch.isinf(depth[0, 0])
     assert float(normal[HEIGHT // 2, WIDTH // 2, 2]) < -0.7
-    far = far_depth(model, [camera])
-    assert ray - 1 < far < ray + 1
-    assert shown(model, "depth", camera, far)[0, 0].min() == 255
-    blue = shown(model, "normal", camera, far)[HEIGHT // 2, WIDTH // 2]
+    depths = depths_of_views(model, [camera])
+    assert ray - 1 < depths.near < depths.far < ray + 1
+    picture = shown(model, "depth", camera, depths)
+    assert picture[0, 0].min() == 255
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
+    blue = shown(model, "normal", camera)[HEIGHT // 2, WIDTH // 2]
     assert blue[2] > 215
 
 
@@ -278,12 +280,13 @@ def test_paths_keep_size_and_lens():
             assert frame.image_path is None
 
 
-def test_what_is_far_behind_does_not_leave_the_rest_black():
+def test_what_is_far_behind_leaves_the_rest_its_colours():
     depth = torch.full((40, 40), 900.0)
     depth[:20] = torch.linspace(4.0, 6.0, 800).view(20, 40)
     depth[0] = torch.inf
     model = ShownModel("made up", None, lambda _: (depth, None), None, None)
-    far = far_depth(model, [None])
+    near, far = depths_of_views(model, [None])
+    assert 4.1 < near < 4.2
     assert 12.0 < far < 18.0
     depth[20:] = 7.0
-    assert far_depth(model, [None]) == pytest.approx(7.0)
+    assert depths_of_views(model, [None]).far == pytest.approx(7.0)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import trimesh
 
-import export
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
@@ -24,6 +23,7 @@ from sugar_viewer.result_search import find_results
 from sugar_viewer.view_run import ViewOptions, _capture
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import make_tiny_scene, run_cli
+from tests.support.verbs import export
 from tests.test_export_placement import four_colored_faces
 
 RECORDS = {"transform.json", "photographs.json"}

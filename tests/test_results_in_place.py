@@ -16,9 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-import export
 import metrics
-import render
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_points
@@ -35,6 +33,7 @@ from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, write_te
 from sugar_viewer.placed_results import common_placement, moved_scene
 from sugar_viewer.shown_models import read_in_scene
 from tests.support.tiny_scene import TinyScene, psnr_of_files, run_cli, tiny_cloud, write_model
+from tests.support.verbs import export, render
 from tests.test_export_placement import four_colored_faces
 from tests.test_world_offset import UTM
 from tests.test_world_offset import moved_scene as far_away

@@ -14,7 +14,6 @@ import pytest
 import trimesh
 from PIL import Image
 
-import export
 from gaussian_splatting.core.moved import GLB_AXES, moved_cloud
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.ply import read_gaussian_ply
@@ -28,6 +27,7 @@ from sugar_extractors.placing import PlacementOptions
 from sugar_utils.html import MESH_ELEMENT, element_bytes
 from tests.support.repository import ROOT
 from tests.support.tiny_scene import run_cli
+from tests.support.verbs import export
 from tests.test_export_placement import inputs
 
 __all__ = ["inputs"]

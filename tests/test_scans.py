@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import gaussian_splatting.train as vanilla_train
-import place_scan
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.maps.depth_maps import DepthOptions
 from gaussian_splatting.data.scans import scan_files
@@ -23,6 +22,7 @@ from gaussian_splatting.formats.ply import read_gaussian_ply, read_point_ply, wr
 from gaussian_splatting.scenes.reference_layout import point_cloud_path
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_utils.errors import UserError
+from tests.support import verbs
 from tests.support.survey import EPSG, TO_MAP, list_lines, places, write_list
 from tests.support.tiny_scene import TinyScene, make_tiny_scene, run_cli, tiny_cameras
 
@@ -273,12 +273,12 @@ def test_a_scan_on_the_map_comes_to_the_world_of_the_scene(suffix, epsg, scene, 
     write_scan(path, on_map, colors, epsg)
     target = tmp_path / "points.ply"
     words = [path, "-s", scene.root, "-o", target, "--gcp", survey_list(tmp_path, scene)]
-    assert run_cli(place_scan.main, *words) == 0
+    assert run_cli(verbs.scan.main, *words) == 0
     found, found_colors = read_point_ply(target)
     np.testing.assert_allclose(found, points, atol=1e-3)
     np.testing.assert_array_equal(found_colors, colors)
     before = target.read_bytes()
-    assert run_cli(place_scan.main, *words) == 2
+    assert run_cli(verbs.scan.main, *words) == 2
     assert target.read_bytes() == before
 
 
@@ -312,7 +312,7 @@ def placed_scan(scene: TinyScene, path: Path) -> int:
     """Place a scan by control points; the exit code."""
     gcp = survey_list(path.parent, scene)
     words = [path, "-s", scene.root, "-o", path.with_name("points.ply"), "--gcp", gcp]
-    return run_cli(place_scan.main, *words)
+    return run_cli(verbs.scan.main, *words)
 
 
 @pytest.mark.parametrize("system", [f"EPSG:{EPSG}+6360", KEYS_OF_FEET, {3072: EPSG, 4096: 6360}])
@@ -379,9 +379,9 @@ def test_a_scan_on_the_map_is_refused_without_the_map(scene, tmp_path, capsys):
     path = tmp_path / "scan.las"
     write_scan(path, TO_MAP.moved(points), colors)
     target = tmp_path / "points.ply"
-    assert run_cli(place_scan.main, path, "-s", scene.root, "-o", target) == 2
+    assert run_cli(verbs.scan.main, path, "-s", scene.root, "-o", target) == 2
     error = capsys.readouterr().err
-    assert "place_scan.py with --gcp or --gps" in error
+    assert "scan with --gcp or --gps" in error
     assert error.count("\n") == 1
     assert not target.exists()
 

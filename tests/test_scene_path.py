@@ -218,9 +218,9 @@ def test_words_before_the_first_flag_are_scenes(tmp_path):
     with pytest.raises(SystemExit):
         vanilla.parse_args(["a", "b", "-m", "out"])
     # Results have no flag in other programs.
-    view = PROGRAMS["view.py"].make_parser(None)
+    view = PROGRAMS["view"].make_parser(None)
     assert view.parse_args(["a.ply"]).scene_path is None
-    check_early(["a.ply"], PROGRAMS["view.py"])
+    check_early(["a.ply"], PROGRAMS["view"])
 
 
 def test_programs_get_the_folder_of_a_zip_file(tmp_path):

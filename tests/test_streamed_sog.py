@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import export
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.formats import streamed_sog
 from gaussian_splatting.formats.fidelity import fidelity
@@ -24,6 +23,7 @@ from gaussian_splatting.formats.streamed_sog import read_streamed_sog, write_str
 from gaussian_splatting.rasterization.render import render_view
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import run_cli
+from tests.support.verbs import export
 
 N_GAUSSIANS = 700
 

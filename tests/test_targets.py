@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import export
 from sugar_extractors.export.export_options import export_parser
 from sugar_maps.map_placement import MapFlags, MapPlacement
 from sugar_maps.placing import metric_scale, place_on_map
@@ -41,6 +40,7 @@ from tests.support.target_scene import (
     target_cameras,
 )
 from tests.support.tiny_scene import run_cli, write_model
+from tests.support.verbs import export
 
 pytest.importorskip("cv2")
 

@@ -17,7 +17,12 @@ from gaussian_splatting.data.names import ImageFolder
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore
 from gaussian_splatting.engine.reporting.view_findings import Findings, find, floater_share
-from gaussian_splatting.engine.reporting.view_pictures import farthest
+from gaussian_splatting.engine.reporting.view_pictures import (
+    DEPTH_COLORS,
+    DepthRange,
+    depth_picture,
+    depth_range,
+)
 from tests.support.tiny_scene import make_tiny_scene, tiny_cameras
 from tests.support.tracks import add_tracks
 
@@ -174,7 +179,7 @@ def test_tracks_of_a_model_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("depths", "white"),
+    ("depths", "last"),
     [
         ([1.0] * 50 + [2.0] * 50, 2.0),
         ([1.0] * 99 + [9.0], 1.0),
@@ -184,5 +189,24 @@ def test_tracks_of_a_model_are_read(tmp_path):
     ],
     ids=["all", "a stray Gaussian", "a shell far behind", "pixels without depth", "none"],
 )
-def test_white_is_far_but_leaves_what_is_near_to_be_seen(depths, white):
-    assert float(farthest(torch.tensor(depths)[None])) == white
+def test_the_last_colour_is_far_but_leaves_what_is_near_to_be_seen(depths, last):
+    assert depth_range(torch.tensor(depths)[None]).far == last
+
+
+def test_depths_have_colours_from_near_to_far_whatever_a_few_pixels_show():
+    depths = torch.linspace(5.0, 5.5, 100).view(10, 10)
+    depths[0, 0] = 0.01
+    depths[9, 9] = 1_000.0
+    picture = depth_picture(depths)
+    assert len(picture.view(-1, 3).unique(dim=0)) > 90
+    assert tuple(picture[0, 0].tolist()) == DEPTH_COLORS[0]
+    assert tuple(picture[9, 9].tolist()) == DEPTH_COLORS[-1]
+    # The middle of the range has the middle colour.
+    middle = depth_picture(torch.tensor([[1.0, 2.0, 3.0]]), DepthRange(1.0, 3.0))[0, 1]
+    assert tuple(middle.tolist()) == DEPTH_COLORS[len(DEPTH_COLORS) // 2]
+
+
+@pytest.mark.parametrize("missing", [0.0, float("inf"), float("nan")])
+def test_pixels_without_a_depth_are_white_and_one_depth_is_one_colour(missing):
+    picture = depth_picture(torch.tensor([[missing, 2.0, 2.0]]))
+    assert picture[0].tolist() == [[255, 255, 255], [*DEPTH_COLORS[0]], [*DEPTH_COLORS[0]]]

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-import view
 from gaussian_splatting.data.cameras import Camera, front_direction, upright_axes
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.formats.placement import Placement
@@ -76,6 +75,7 @@ from tests.support.tiny_scene import (
     tiny_cameras,
     tiny_cloud,
 )
+from tests.support.verbs import view
 from tests.test_placed_export import scene_of
 
 CPU = torch.device("cpu")
@@ -357,7 +357,7 @@ def test_a_path_of_too_few_views_is_told_on_the_page(page):
     assert "at least 2 cameras" in panel.words.content
     panel.views = tiny_cameras()[:2]
     panel.save(None)
-    assert panel.words.content.startswith("`python render.py")
+    assert panel.words.content.startswith("`python -m sugar_pipeline render")
     assert len(read_cameras_json(page._context.path_file)) == 120
 
 

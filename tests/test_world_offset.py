@@ -15,7 +15,6 @@ from numpy.lib import recfunctions
 from plyfile import PlyData, PlyElement
 from pxr import Usd, UsdGeom
 
-import export
 import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.core.cloud import GaussianCloud
@@ -45,6 +44,7 @@ from sugar_scene.surface_queries import sample_surface
 from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import sphere
 from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
+from tests.support.verbs import export
 from tests.test_export_placement import four_colored_faces
 
 UTM = np.array([655_321.25, 4_215_678.5, 312.75])

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import io
 import json
@@ -42,6 +41,7 @@ from PIL import Image
 from benchmarks.robustness.child import Limits, Main, Outcome, run_child
 from gaussian_splatting.formats.ply import write_gaussian_ply, write_point_ply
 from sugar_capture.scene_folder import RECORD, WORK
+from sugar_pipeline import command_line
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_viewer import view_run
 from sugar_viewer.page_server import load_viser
@@ -61,21 +61,21 @@ SCRIPTS = (
     "extract_mesh.py",
     "extract_refined_mesh_with_texture.py",
     "metrics.py",
-    "place_scan.py",
-    "print_targets.py",
-    "export.py",
-    "render.py",
-    "view.py",
+    "scan",
+    "targets",
+    "export",
+    "render",
+    "view",
 )
 
 
 def main_of(script: str) -> Main:
-    module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-    return module.main if script != "view.py" else functools.partial(_view, module.main)
+    main = command_line.main_of(script, None)
+    return functools.partial(_view, main) if script == "view" else main
 
 
 def _view(main: Main) -> None:
-    """``view.py`` at a free port, ended after three rounds of work."""
+    """``sugar view`` at a free port, ended after three rounds of work."""
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
         sys.argv[1:1] = ["--no_open", "--port", str(taken.getsockname()[1])]
@@ -115,9 +115,9 @@ _MACROS = {
     "@metrics": "metrics.py --scene_config scenes.json -r density -v 100 -f 1 --output_dir out",
     "@convert": f"gaussian_splatting/convert.py -s room --extraction_size {WIDTH}"
     " --max_features 600",
-    "@export": "export.py -o new/result",
-    "@render": "render.py -s scene -o new --n_frames 2",
-    "@view": "view.py --picture_size 64 --path_file new/path.json",
+    "@export": "export -o new/result",
+    "@render": "render -s scene -o new --n_frames 2",
+    "@view": "view --picture_size 64 --path_file new/path.json",
     "@refined": "out/refined/scene/{refined}",
     "@textured": "out/refined_mesh/scene/{textured}",
 }
@@ -278,7 +278,7 @@ def warm_up(root: Path) -> None:
     make_world(root, run=_run_here)
     load_viser()  # A page served by this process would leave threads behind.
     for name, command in COMMANDS.items():
-        if name not in RUNS.values() and command.script != "view.py":
+        if name not in RUNS.values() and command.script != "view":
             shutil.rmtree(root / "new", ignore_errors=True)
             _run_here(command, root)
 
@@ -331,7 +331,7 @@ def make_world(root: Path, run: Callable[[Command, Path], None]) -> None:
         made.append(("@textured" if to == "glb" else "cloud.ply", to, f"exports/{name}"))
     for result, to, output in made:
         flags = (_MACROS.get(result, result), "--to", to, "-o", output)
-        run(Command(f"export {output}", "export.py", flags), root)
+        run(Command(f"export {output}", "export", flags), root)
 
 
 def newest_checkpoint(folder: Path) -> Path:

@@ -95,7 +95,7 @@ class DensitySchedule(Protocol):
         ...
 
     def round_due(self, iteration: int) -> bool:
-        """Whether a round follows an iteration, whose step leaves all tensors as they are."""
+        """Whether a round follows an iteration, so its step must keep all tensors."""
         ...
 
     def reset_due(self, iteration: int) -> bool:
@@ -237,7 +237,7 @@ class Densification(Component):
             optimizer.drop_gradient("opacity_logits")
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Follow the model, of which only some Gaussians stay. (N,) bool"""
+        """Keep the rows of the Gaussians that stay in the model. (N,) bool"""
         self._sums.keep_rows(rows)
 
     def state(self) -> dict[str, Tensor]:

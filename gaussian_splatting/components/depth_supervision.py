@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Depth maps of photographs as a loss term: where a photograph has no texture, a map says depth.
+"""Depth maps as a loss term, weighted by the lack of texture in the image.
 
-Where it has texture, photographs tell depth better than estimators and most sensors do.
+Where images have texture, they determine depth better than estimators and most sensors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DepthSupervision(Component):
         return (depth_term(self._known, self._known.weight * self._weight(view.iteration)),)
 
     def view_figures(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
-        """Median relative error of depth, where a depth map says what it is."""
+        """Median relative error of depth where a depth map has values."""
         depth = self._known.of(camera, output.depth.device)
         if depth is None:
             return {}
@@ -107,7 +107,7 @@ def depth_errors(blended: Tensor, depth: Tensor) -> Tensor:
 
 
 def depth_term(known: KnownDepths, weight: float) -> LossTerm:
-    """Errors of depth where a depth map says what it is and the photograph does not."""
+    """Errors of depth where a depth map has values and the image has no texture."""
 
     def value(strip: ImageStrip) -> Tensor:
         blended = strip.feature(NAME)

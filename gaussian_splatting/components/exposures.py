@@ -64,7 +64,7 @@ class ExposureConfig:
         return replace(self, start=scaled(self.start, scale), rate=rate)
 
     def resolved(self: AnyExposure, differ: bool) -> AnyExposure:
-        """The same settings, on or off; ``differ`` tells what is left to be found out."""
+        """Return the settings with ``auto`` resolved: on if exposures ``differ``."""
         if self.exposure_compensation != AUTO:
             return self
         return replace(self, exposure_compensation=differ)
@@ -82,7 +82,7 @@ class LaterExposure(ExposureConfig):
     rate: float = 1e-3
 
     def with_schedule(self, scale: float) -> LaterExposure:
-        """The same settings: what was learned needs no larger steps in a short run."""
+        """Return the settings unchanged: exposures of an earlier stage need no larger steps."""
         return self
 
 
@@ -199,7 +199,7 @@ class Exposures(Component):
         return {**entries, STEPS: adam.steps.cpu().clone()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take :meth:`state` back; photographs that it does not know stay as they are."""
+        """Restore :meth:`state`; images that it lacks keep their exposures."""
         adam = self._adam
         device = self.values.device
         for name, row in self._rows.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that start small and grow, as a component: as large as what can be learned of them.
+"""Growing training resolution, as a component: images start small and reach full size.
 
 After DashGaussian (Chen et al. 2025): an iteration's images hold as large a share of the spectrum
 as the share of the schedule that has passed, and Gaussians may grow with the number of pixels.

@@ -20,7 +20,7 @@ N_COLUMNS = 3  # of what is blended for it
 
 
 class NormalSupervision(Component):
-    """Turns Gaussians to the normals of maps, in the stages in which they are flat."""
+    """Rotates flat Gaussians towards the normals of maps."""
 
     name = NAME
 

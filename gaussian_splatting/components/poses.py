@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Camera poses as a component: learned beside the Gaussians, fitted for held-out photographs.
+"""Camera poses as a component: learned with the Gaussians, fitted for held-out images.
 
 Motions turn about the camera's centre. They start at zero, have no mean, so that the world stays
 where it is, and are pulled back to zero by a little. Learned poses agree with each other, not with
@@ -125,7 +125,7 @@ class PoseRefinement(Component):
         rate = rate_at(config.rate, config.final_share, config.start, config.last, iteration)
         was_shown = direction.abs().sum(dim=1, keepdim=True) > 0
         self.motions -= rate * (direction + config.anchor * self.motions * was_shown)
-        # Gaussians and cameras could move together and no photograph would tell.
+        # Gaussians and cameras could move together without a change of any image.
         self.motions -= self.motions.mean(dim=0)
 
     def size(self) -> tuple[float, float]:

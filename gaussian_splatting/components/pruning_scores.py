@@ -141,7 +141,7 @@ class PruningScores(Component):
         self.sums.count_step()
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Follow the model, of which only some Gaussians stay. (N,) bool"""
+        """Keep the rows of the Gaussians that stay in the model. (N,) bool"""
         self.sums.keep_rows(rows)
 
     def restart(self, n: int) -> None:
@@ -159,7 +159,7 @@ class PruningScores(Component):
             self.sums.total = state[PRUNING_SCORES].to(self.sums.total.device)
 
     def may_grow(self) -> Tensor:
-        """Gaussians that show more of what is wrong than others. (N,) bool"""
+        """Select Gaussians that show more wrong pixels than others. (N,) bool"""
         wrong_pixels, _, n_views = self.sums.total.unbind(dim=1)
         # By numpy: torch's sums depend on the number of threads.
         totals = self.sums.total.cpu().numpy().sum(axis=0, dtype=np.float64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A place for what is infinitely far: Gaussians on a sphere around the cameras.
+"""Sky sphere: Gaussians around the cameras for infinitely distant background.
 
 A reconstruction has no points of the sky. A sphere of Gaussians far outside takes what floaters
 near the cameras would explain; densification keeps them at the size of a piece of sky.
@@ -31,7 +31,7 @@ SKY_SHARE = 0.1  # of the Gaussians that are allowed, at most, to begin with
 
 @dataclass(frozen=True)
 class SkySphere:
-    """Tells which Gaussians stand for what is infinitely far."""
+    """Identifies the Gaussians of the sky sphere."""
 
     middle: np.ndarray  # of the cameras, (3,) world units
     nearest: float  # distance from there beyond which they do, in world units

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions of photographs that show what no other photograph shows at the same place.
+"""Transient regions: parts of an image that contradict all other images.
 
 Where the residual of one view stands far out of what is usual at the same place, see
 :mod:`.view_residuals`, something stood in front there, or a shadow fell, while that photograph was
@@ -71,7 +71,7 @@ out."""
 def candidate_regions(
     views: Sequence[ComparedView], usual: Masks, earlier: Masks, sensitivity: Sensitivity
 ) -> Masks:
-    """Find the pixels of all views that differ from what is usual at their places.
+    """Find the pixels of all views whose residual is unusual for their surface.
 
     Args:
         usual: Usual residuals by name of view; nan where a place has none. (h, w)
@@ -139,7 +139,7 @@ def find_transients(
     earlier: Masks,
     rasterizer: Rasterizer = WARP,
 ) -> Masks:
-    """Find what is transient in the photographs of all cameras.
+    """Find transient pixels in the images of all cameras.
 
     Args:
         compare: Compares the photograph of a camera with its render, as :func:`compared` does.

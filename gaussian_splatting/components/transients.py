@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A component that leaves out of training what moves or stands in front in single photographs.
+"""Transient masks as a component: moving or occluding things are excluded from training.
 
 People who walk through, cars, shadows of who photographs: :mod:`.transient_regions` finds them
 while the model is young, before Gaussians are added for them, and again a few times as it improves.
@@ -47,9 +47,9 @@ class TransientConfig:
 
     transients: bool = flag(
         False,
-        "find what single photographs show and all others do not, such as people who walk "
-        "through and shadows, and leave it out of training and texture; not in photographs whose "
-        "masks show an object; unset: on with --preset fast",
+        "find regions that contradict all other photographs, such as people who walk through and "
+        "shadows, and exclude them from training and texture; not in photographs with masks of an "
+        "object; unset: on with --preset fast",
         group="vanilla stage",
         parse=boolean,
         nargs="?",

@@ -88,7 +88,7 @@ def contradicting_views(
     load_image: Callable[[Camera], Tensor],
     white_background: bool,
 ) -> dict[str, str]:
-    """Find views whose colour residual is far above the others: name to reason."""
+    """Find views with a colour residual far above the others: name to reason."""
     if len(cameras) < MIN_CHECKED_VIEWS:
         return {}
     cameras = [stage.calibrated(camera) for camera in cameras]
@@ -122,7 +122,7 @@ def smaller(camera: Camera, image: Tensor, side: int = SIDE) -> tuple[Camera, Te
 
 
 def _decibels(stage: TrainedStage, camera: Camera, image: Tensor) -> float:
-    """PSNR after gain and offset of what counts in a view; that of equal images is 100."""
+    """PSNR of the valid pixels of a view after gain and offset; 100 for equal images."""
     render = stage.render(camera, geometry=False).image.clamp(0, 1)
     target = image[..., :3].to(render) / 255
     counted = is_counted(image)

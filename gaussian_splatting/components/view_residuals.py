@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs against renders, and what residual is usual at a place over all views that see it.
+"""Residuals between images and renders, and the usual residual of each Gaussian over its views.
 
 A photograph, in the exposure that fits it best to the render, leaves a residual. What is hard to
 render leaves one in all views: of each Gaussian there is a distribution of the residuals of the
@@ -142,7 +142,7 @@ class ResidualsOverViews:
 
     @torch.no_grad()
     def usual(self, cameras: Iterable[Camera]) -> Iterator[np.ndarray]:
-        """Yield the usual residual of what each view shows; nan where too few views do. (h, w)"""
+        """Yield the usual residual of each view's pixels; nan where few views show them. (h, w)"""
         features = self._features()
         for camera in cameras:
             blended = rasterize(

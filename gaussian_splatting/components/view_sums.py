@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over views of what they show of each Gaussian, between two rounds of densification."""
+"""Sums per Gaussian over the views between two rounds of densification."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ViewSums:
             self._step = None
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Follow the model, of which only some Gaussians stay. (N,) bool"""
+        """Keep the rows of the Gaussians that stay in the model. (N,) bool"""
         self.total = self.total[rows]
 
     def restart(self, n: int) -> None:

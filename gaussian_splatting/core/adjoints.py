@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that were computed outside of autograd, on their way to what they belong to."""
+"""Gradients computed outside of autograd, accumulated into leaves or passed into graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def send_back(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Add gradients to leaves, and send those of other tensors on through their graphs.
+    """Add gradients to leaves, and backpropagate the others through their graphs.
 
     Autograd would do the same, at the cost of one more launch for each leaf.
 

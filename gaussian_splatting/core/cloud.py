@@ -25,7 +25,8 @@ CUTOFF = "cutoff_deviations"
 NO_CUTOFF = math.inf
 MAX_SH_DEGREE = 3  # of the colours
 OPAQUE_LOGIT = 15.0
-"""Logit that stands for the infinite one of opacity 1: 3e-7 below it, which float32 tells apart."""
+"""Logit that stands for the infinite one of opacity 1: 3e-7 below it, which float32 can represent.
+"""
 MAX_LOG_SCALE = 88.0
 """Log scale of the largest size, 1e38, whose exponential float32 still holds."""
 _MIN_LENGTH = 1e-12  # of a quaternion that is divided by its length
@@ -72,7 +73,7 @@ def quaternions_of(matrices: Tensor) -> Tensor:
 
 @dataclass(kw_only=True)
 class RenderingSettings:
-    """Settings by which Gaussians are rendered; by default as by 3DGS."""
+    """Settings of rendering Gaussians; the defaults are those of 3DGS."""
 
     antialiased: bool = False  # opacities shrink as the rasterizer widens splats below a pixel
     # Standard deviations from its centre at which a splat ends, at the latest where alpha is 1/255.

@@ -40,7 +40,7 @@ class Recorder(Protocol):
 
 
 class _CudaRecording:
-    """A CUDA graph, with what Warp keeps for it."""
+    """A CUDA graph, with the memory that Warp keeps for it."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, warp_graph: object) -> None:
         self._graph = graph
@@ -53,7 +53,7 @@ class _CudaRecording:
 
 
 class CudaRecorder:
-    """Records CUDA graphs on a stream of its own; they share the memory of what they make.
+    """Records CUDA graphs on its own stream; they share a memory pool.
 
     So the results of one are lost when another is repeated.
     """
@@ -78,7 +78,7 @@ class CudaRecorder:
                 with _known_to_warp(self._device, warp_graphs):
                     result = work()
             except BaseException:
-                # The stream records until it is told to end; the first error is what counts.
+                # The stream captures until its end is requested; the first error is reported.
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
                 raise
@@ -89,7 +89,7 @@ class CudaRecorder:
 
 @contextlib.contextmanager
 def _known_to_warp(device: torch.device, graphs: list[object]) -> Iterator[None]:
-    """Tell Warp that the current stream records, so that it allocates for the graph."""
+    """Switch Warp to capture mode on the current stream, so it allocates for the graph."""
     stream = torch_stream(device)
     wp.capture_begin(stream=stream, external=True)
     try:

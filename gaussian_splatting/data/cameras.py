@@ -103,7 +103,7 @@ class Camera:
 
     @property
     def shows_object(self) -> bool:
-        """Whether a mask tells which pixels of the image are the object."""
+        """Whether the image has a mask of an object."""
         return self.mask is not None and self.mask.mode == "object"
 
     def resized(self, width: int, height: int) -> Camera:
@@ -168,7 +168,7 @@ def camera_extent(cameras: Sequence[Camera]) -> float:
 
 
 def near_plane(cameras: Sequence[Camera], points: np.ndarray) -> float:
-    """Return the depth up to which nothing is rendered, in world units: half that of the points.
+    """Return the near plane in world units: half the depth of the nearest points.
 
     At most the 0.2 units of 3DGS, so that captures in usual units are rendered as there.
 

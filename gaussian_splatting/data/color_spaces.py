@@ -54,7 +54,7 @@ _KEPT_TRANSFORMS = 16
 
 
 class ColorCodes(NamedTuple):
-    """Code points of ITU-T H.273 by which a file declares its colours."""
+    """Code points of ITU-T H.273 that declare the colours of a file."""
 
     primaries: int
     transfer: int
@@ -133,7 +133,7 @@ class _Profile(NamedTuple):
 
 
 def _declared(image: Image.Image) -> _Profile | ColorSpace | None:
-    """Return what an opened image declares; an ICC profile counts more than all else."""
+    """Return the colour space that an opened image declares; an ICC profile has priority."""
     content = image.info.get("icc_profile")
     if not content:
         return _declared_space(image) if image.mode in _MODES["RGB"] else None

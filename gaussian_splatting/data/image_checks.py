@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that do not show what their cameras see: wrong places, exposures, blur and copies.
+"""Checks of images against their cameras: wrong scenes, exposures, blur and copies.
 
 An image of another place does not correlate with the mean colours of the points that it observes;
 an overexposed one differs by stops; a blurred one is far less sharp than the others.
@@ -27,13 +27,13 @@ CORRELATION_SPREAD = 8.0
 """An image is inconsistent below the first, if it also lies so far below the median image, and so
 many standard deviations."""
 
-MIN_MEDIAN_CORRELATION = 0.6  # if the median image is below, the colours of the points tell nothing
+MIN_MEDIAN_CORRELATION = 0.6  # if the median image is below, colours of points are unreliable
 # Of the exposure: stops, standard deviations.
 MAX_STOPS = 1.25
 STOPS_SPREAD = 5.0
 N_EXPOSURE_NEIGHBORS = 3  # neighbouring views with whose mean exposure a view is compared
 MIN_SHARPNESS = 0.5  # least sharpness, as a share of that of the median image
-MIN_MEDIAN_SHARPNESS = 0.25  # if the median image is below, there is too little detail to tell
+MIN_MEDIAN_SHARPNESS = 0.25  # if the median image is below, there is too little detail
 MOST_FAILING = 0.25  # if a check fails for more of the images, it is the check that does not apply
 _BLUR_WIDTH = 9  # pixels
 _MIN_SIDE = 4  # pixels of an image that has a sharpness
@@ -135,7 +135,7 @@ def inconsistent_images(
 
 
 def _exposure_noise(cameras: Sequence[Camera], stops: Mapping[str, float]) -> float:
-    """Return the standard deviation in stops of what exposures of neighbouring views do not share.
+    """Return the standard deviation of exposure differences between neighbouring views, in stops.
 
     An automatic exposure that follows the direction of view is a part of what a model with
     view-dependent colours learns by itself; one that jumps from view to view is not.

@@ -68,7 +68,7 @@ def mask_agreement(cameras: Sequence[Camera], points: np.ndarray) -> MaskAgreeme
     """Compare masks, at the size of their images, with the visual hull of the others.
 
     Args:
-        points: Of the reconstruction; they tell where the object is. (P, 3) world units
+        points: Of the reconstruction; they locate the object. (P, 3) world units
 
     Returns:
         None with too few masks, or too few points inside of them.

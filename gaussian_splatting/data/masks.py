@@ -87,8 +87,8 @@ class MaskOptions:
     )
     mask_mode: MaskMode = _flag(
         "object",
-        "object: what is masked is wanted alone, around it there is nothing; ignore: "
-        "what is black in the masks says nothing, such as people and tripods",
+        "object: reconstruct the masked object alone, on an empty background; ignore: black "
+        "pixels, such as people and tripods, do not count",
         choices=get_args(MaskMode),
         no_effect_when="without masks",
     )
@@ -176,7 +176,7 @@ def _with_white(cameras: Sequence[Camera], notify: Notify) -> list[Camera]:
 
 
 def counts_nowhere(camera: Camera) -> bool:
-    """Whether a view has a mask of which no pixel counts."""
+    """Whether a view has a mask without a valid pixel."""
     return camera.mask is not None and not _file_overview(camera).counts_somewhere
 
 
@@ -256,7 +256,7 @@ def with_object_masks(cameras: Sequence[Camera], folder: Path) -> list[Camera]:
 
 
 def with_transient_masks(cameras: Sequence[Camera], folder: Path) -> list[Camera]:
-    """Return the cameras with the masks of a folder, which leave out what is transient.
+    """Return the cameras with the transient masks of a folder.
 
     They hold what the masks of the capture leave out as well. Masks of objects stay.
     """
@@ -277,7 +277,7 @@ class _MaskFiles(NamedTuple):
 
 
 def _find(cameras: Sequence[Camera], root: Path, options: MaskOptions) -> _MaskFiles | None:
-    """Find the masks that the flags name, or those of the scene; None where there are none."""
+    """Find the masks of the flags or of the scene; None if there are none."""
     setting = options.masks
     mode = options.mask_mode
     if setting in (NONE, *FOUND):
@@ -484,7 +484,7 @@ class VisualHull:
 
 
 def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> VisualHull | None:
-    """Build the hull of the views whose masks show an object; None where there is none."""
+    """Build the visual hull of the views with object masks; None without such masks."""
     masked = [camera for camera in cameras if camera.shows_object]
     if not masked:
         return None

@@ -110,7 +110,7 @@ def nearest_name(name: str, candidates: Iterable[str], least: float = _NEAR_ENOU
 
 
 def natural_order(name: str) -> list[tuple[int, int | str]]:
-    """Sorting key by which ``IMG_9`` comes before ``IMG_10``."""
+    """Sorting key that puts ``IMG_9`` before ``IMG_10``."""
     parts = re.split(r"(\d+)", name.lower())
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part]
 
@@ -230,7 +230,7 @@ class NameIndex:
         return None
 
     def _rank(self, path: str) -> tuple[int, str]:
-        """Return a key by which the preferred extension comes first."""
+        """Return a sorting key that puts the preferred extension first."""
         suffixes = self._suffixes or ()
         suffix = PurePosixPath(path).suffix.lower()
         rank = suffixes.index(suffix) if suffix in suffixes else len(suffixes)
@@ -378,7 +378,7 @@ def missing_images(
     places: ImagePlaces,
     advice: str = "put them there or name the right folder with --images",
 ) -> UserError:
-    """The one error that reports all cameras whose photograph was not found.
+    """Error that reports all cameras without an image file.
 
     Args:
         places: Where they were looked for.
@@ -414,7 +414,7 @@ def _is_text(name: str) -> bool:
 
 
 def _key(name: str) -> str:
-    """Return the spelling in which names are compared: composed characters, in lower case."""
+    """Return the normalised spelling of a name: composed characters, lower case."""
     return unicodedata.normalize("NFC", name.lower())
 
 

@@ -87,7 +87,7 @@ def offset_for(points: np.ndarray, offset: np.ndarray) -> np.ndarray:
 def near_offset(
     points: np.ndarray, offset: np.ndarray | None, path: Path, notify: Notify
 ) -> np.ndarray:
-    """Return what a reader subtracts from the coordinates of a file, before it rounds them. (3,)
+    """Return the offset that a reader subtracts from coordinates before rounding. (3,)
 
     Args:
         points: Coordinates of the file, (P, 3) float64; may be none.

@@ -261,7 +261,7 @@ def _verify_archive(path: Path) -> None:
 
 
 class _Resume(msgspec.Struct):
-    """Return what continuing needs besides model and optimiser."""
+    """Return the state for resuming, besides model and optimiser."""
 
     settings: dict[str, Any] = {}
     inputs: dict[str, Any] = {}
@@ -304,7 +304,7 @@ class _Optimizer(msgspec.Struct):
 
 
 def check_payload(path: Path, payload: Any, check: PayloadCheck | None = None) -> None:
-    """Check what all checkpoints have in common, and then what a stage knows of its own.
+    """Check the common entries of checkpoints, then those of the stage.
 
     Raises:
         UserError: The content makes no sense.
@@ -328,7 +328,7 @@ def check_payload(path: Path, payload: Any, check: PayloadCheck | None = None) -
 
 
 def senseless(path: Path, error: Exception) -> UserError:
-    """The error of a checkpoint whose checksums are right and whose content is not."""
+    """Error for a checkpoint with valid checksums and invalid contents."""
     reason = " ".join(str(error).replace("`", "").split())
     return UserError(f"{path}: the checkpoint makes no sense ({reason}); use an earlier one")
 

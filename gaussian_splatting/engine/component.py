@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of components: what a stage learns or does beside its model.
+"""The protocol of components: features that a stage learns or runs with its model.
 
 A stage is a model, a table of loss terms and a list of components. The engine calls each component
 in the order of the list and knows none of them by name. An iteration calls::
@@ -79,14 +79,14 @@ class Component:
     reads_gradients: bool = False
 
     def begin(self, iteration: int) -> None:
-        """Change what has to change before the views of an iteration, as the population."""
+        """Update state before the views of an iteration, such as the set of Gaussians."""
 
     def view_scale(self, iteration: int) -> float:
         """Size of the images of an iteration, as a share of the full width and height."""
         return 1.0
 
     def before_view(self, view: TrainingView) -> TrainingView:
-        """Return the view with what this component knows of it, as another pose or an exposure."""
+        """Return the view with this component's changes, such as a pose or an exposure."""
         return view
 
     def features(self, gaussians: Gaussians, view: TrainingView) -> Tensor | None:
@@ -97,7 +97,7 @@ class Component:
         return None
 
     def terms(self, view: TrainingView) -> Sequence[LossTerm]:
-        """Loss terms of the view beside those of the stage's table; terms of images only."""
+        """Additional loss terms of the view; terms of images only."""
         return ()
 
     def adds_nothing(self, iteration: int) -> bool:
@@ -109,10 +109,10 @@ class Component:
         return not adds_features and type(self).terms is Component.terms
 
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
-        """Take note of a view whose numbers are good."""
+        """Record the result of a view with finite numbers."""
 
     def changes_step(self, iteration: int) -> bool:
-        """Whether ``before_step`` changes what the optimiser does in an iteration.
+        """Whether ``before_step`` changes the optimiser's step in an iteration.
 
         Otherwise the step may belong to the recorded pass, and be made before ``after_view``.
         """
@@ -129,7 +129,7 @@ class Component:
         """Make a step of its own."""
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Follow the model, of which only some Gaussians stay. (N,) bool"""
+        """Keep the rows of the Gaussians that stay in the model. (N,) bool"""
 
     def calibrated(self, camera: Camera) -> Camera:
         """Return a training camera as this component has learned it."""
@@ -155,7 +155,7 @@ class Component:
         """Look at the model after a step; all processes of a run come here together."""
 
     def state(self) -> dict[str, Any]:
-        """Return what resuming needs: tensors and primitives; names are unique among components."""
+        """Return the state for resuming: tensors and primitives, with names of its own."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -221,7 +221,7 @@ class Trainer:
             self._save(iteration, reporter)
 
     def _observe(self, work: Callable[[], object], purpose: str) -> None:
-        """Do what training does not depend on; a lack of memory for it must not end the run."""
+        """Run work that training does not depend on; out of memory here does not end the run."""
         try:
             work()
             return

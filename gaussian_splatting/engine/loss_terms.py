@@ -100,7 +100,7 @@ class ColorTerm(LossTerm):
 
     @property
     def figure_names(self) -> tuple[str, ...]:
-        """L1 and SSIM, of which its value is the sum, or that alone."""
+        """Names of the reported values: L1 and SSIM, whose sum is the loss, or the loss alone."""
         return ("l1", "ssim") if self.reports_parts else (self.name,)
 
     def _figures(self, loss: ColorLoss) -> dict[str, Tensor]:

@@ -64,7 +64,7 @@ class ViewLoad:
 
     @classmethod
     def of(cls, projection: Projection) -> ViewLoad:
-        """Count what a projected view shows."""
+        """Count pixels, visible Gaussians and tile intersections of a projected view."""
         camera = projection.camera
         n_visible = int((projection.radii > 0).sum())
         n_intersections = int(projection.tile_counts.sum())
@@ -82,7 +82,7 @@ class ViewLoad:
 
 @dataclass(frozen=True)
 class ModelLoad:
-    """Bytes of what an optimiser keeps, and of the gradients of colour bands 1 to 3."""
+    """Bytes of parameters and moments, and of the gradients of colour bands 1 to 3."""
 
     parameters: int  # on the device
     moments: int  # on the device
@@ -139,7 +139,7 @@ class MemoryPlan:
 
 
 def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
-    """Estimated bytes of tensors at the peak of a step, by what they are for.
+    """Estimated bytes of tensors at the peak of a step, by purpose.
 
     The peak is while samples are evaluated, or while it goes backward through an image.
     """
@@ -231,8 +231,8 @@ class MemoryOptions:
     )
     use_gradient_checkpointing: bool | None = optional_boolean(
         None,
-        "the gradients of each term are computed and its graph freed at once, so there is "
-        "next to nothing to save",
+        "accepted without effect: the graph of each term is freed at once, so checkpointing "
+        "saves next to nothing",
         no_effect_when="always; True says so",
     )
     # Processes that train together; with several views per step each keeps one more copy of the
@@ -243,7 +243,7 @@ class MemoryOptions:
 
     @property
     def budget(self) -> int | None:
-        """Bytes for tensors and photographs; None for what is free."""
+        """Bytes for tensors and images; None for the free memory."""
         return None if self.vram_budget is None else round(self.vram_budget * 2**30)
 
     @property
@@ -287,7 +287,7 @@ def peak_of(phases: Mapping[str, Mapping[str, int]]) -> int:
 
 @dataclass(frozen=True)
 class MemoryChoice:
-    """A plan that fits, and what it needs."""
+    """A plan that fits, with its predicted bytes."""
 
     plan: MemoryPlan
     phases: dict[str, dict[str, int]]  # bytes at the peak of each phase, by what they are for
@@ -353,7 +353,7 @@ def worst_view(load: StepLoad, views: Sequence[ViewLoad]) -> StepLoad:
 
 
 def usable_bytes(options: MemoryOptions, device: torch.device, held: int) -> int | None:
-    """Usable bytes on the device, or None where the device cannot tell.
+    """Usable bytes on the device, or None if unknown.
 
     Args:
         held: Bytes that are in use now and will be let go.

@@ -108,7 +108,7 @@ class TrainableModel(ABC):
         return {"state_dict": state, "optimizer_state_dict": optimizer_state}
 
     def restore(self, payload: dict[str, Any]) -> None:
-        """Take :meth:`state` back; learning rates stay those of this run.
+        """Restore :meth:`state`; learning rates stay those of this run.
 
         Raises:
             UserError: It is the state of another model.
@@ -171,11 +171,11 @@ class TrainableCloud(TrainableModel):
 
     @property
     def trained_cloud(self) -> GaussianCloud:
-        """The same for a pass that trains on a view, whose colours may lack steps."""
+        """The same for a training pass; colours may have deferred updates."""
         return GaussianCloud(**self.optimizer.leaves, **self._rendering)
 
     def state(self) -> dict[str, Any]:
-        """The state of every model; how it is rendered is beside the parameters, if not as 3DGS."""
+        """State of a model: parameters, and rendering settings that differ from 3DGS."""
         return {**super().state(), **self._rendering}
 
     def activate(self) -> Gaussians:

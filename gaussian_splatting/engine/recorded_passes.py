@@ -47,14 +47,14 @@ STEPS_PER_DOUBLING = 4
 
 
 class _FixedRoom(IntersectionPrediction):
-    """Predicts the same number for every view: that for which there is room in a recording."""
+    """Predicts the capacity of a recording for every view."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self._capacity = capacity
 
     def predict(self, camera: Camera, n_gaussians: int) -> PredictedCount:
-        """Return the room."""
+        """Return the capacity."""
         return PredictedCount(self, camera, n_gaussians, self._capacity)
 
 
@@ -282,7 +282,7 @@ class RecordedPasses:
 
 
 def _inputs_of(value: Any) -> Iterator[Tensor | Camera]:
-    """Tensors and cameras of a view, and of what it holds, in the order of the fields."""
+    """Tensors and cameras of a view and its nested fields, in their order."""
     if isinstance(value, Tensor | Camera):
         yield value
     elif is_dataclass(value):
@@ -317,7 +317,7 @@ def _are_equal(some: Gradients, others: Gradients) -> bool:
 
 
 def _facts_of(inputs: Iterable[Tensor | Camera]) -> Hashable:
-    """Sizes and types of what a pass reads of a view."""
+    """Sizes and types of the tensors that a pass reads of a view."""
     facts: list[Hashable] = []
     for value in inputs:
         if isinstance(value, Camera):

@@ -40,7 +40,7 @@ class ResumePlan:
 
 
 class RunDirectory:
-    """The folder of one run: its record, log and curves, and whose run lies in it.
+    """The folder of one run: its record, log, curves and identity.
 
     Options make one, the runner plans with it, and the loop records the status in it.
 
@@ -81,7 +81,7 @@ class RunDirectory:
         return self.path / _STAGING if self.replaces else self.path
 
     def plan(self, resume: str, overwrite: bool, final: int, notify: Notify) -> ResumePlan:
-        """Decide what to do; what a run made stays as it is.
+        """Decide between start, continuation and refusal; existing files stay unchanged.
 
         Args:
             resume: ``"auto"``, ``"none"``, or a checkpoint file or run folder to continue from.

@@ -118,7 +118,7 @@ def run_stage(
         images: Decoded photographs that other stages use, too; an own store if None.
         prepare: In place of ``options.prepare``, which reads the inputs.
         console: Where it is said, besides in the log of the run; the standard output if None.
-        observers: Called with the stage before it is trained; what they return is told of steps.
+        observers: Called with the stage before it is trained; the returned observers get its steps.
     """
     group = options.compute.group
     white = options.config.white_background
@@ -176,7 +176,7 @@ class RunOptions:
 
     resume: str = flag(
         "auto",
-        "auto: go on where an unfinished run with the same settings stopped; none: start "
+        "auto: continue an unfinished run with the same settings; none: start "
         "anew; PATH: continue this checkpoint file, or run folder",
         group="run",
         metavar="{auto,none,PATH}",
@@ -197,7 +197,7 @@ class RunOptions:
     )
     verbose: bool = flag(
         False,
-        "also print settings, figures, file names and losses, which else are in log.txt alone",
+        "also print settings, figures, file names and losses, which otherwise are in log.txt alone",
         group="run",
         parse=boolean,
         nargs="?",

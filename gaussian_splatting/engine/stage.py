@@ -30,7 +30,7 @@ class StageConfig(Protocol):
 
     @property
     def white_background(self) -> bool:
-        """Whether what lies behind the Gaussians is white instead of black."""
+        """Whether the background is white instead of black."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class Stage(ABC, Generic[Model, Config]):
         """Name of the part of the schedule an iteration belongs to; memory is reported by it."""
 
     def begin(self, iteration: int) -> None:
-        """Change what has to change before rendering: rates, population, neighbours.
+        """Update rates, Gaussians and neighbours before rendering.
 
         Whatever adds, removes or resets Gaussians belongs here and not into :meth:`apply`: after
         a step the loop measures, exports and saves the model, which has to be the one that was
@@ -102,7 +102,7 @@ class Stage(ABC, Generic[Model, Config]):
         return self.train_on(self.prepare(view), resources or StepResources(self.memory_plan))
 
     def prepare(self, view: TrainingView) -> TrainingView:
-        """Complete a view by what components know of it, and by what the host draws for it."""
+        """Complete a view by the components' changes and by the host's random draws."""
         for component in self.components:
             view = component.before_view(view)
         return view
@@ -132,7 +132,7 @@ class Stage(ABC, Generic[Model, Config]):
         return not any(c.reads_gradients or c.changes_step(iteration) for c in self.components)
 
     def commit(self, result: ViewResult) -> None:
-        """Let the components take note of a view whose numbers are good."""
+        """Pass the result of a view with finite numbers to the components."""
         for component in self.components:
             component.after_view(result, self.model)
 
@@ -149,7 +149,7 @@ class Stage(ABC, Generic[Model, Config]):
             component.after_step(iteration)
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Remove all other Gaussians from the model and from what components know of them. (N,)"""
+        """Remove all other Gaussians from the model and the state of components. (N,)"""
         self.model.optimizer.keep_rows(rows)
         for component in self.components:
             component.keep_rows(rows)
@@ -206,7 +206,7 @@ class Stage(ABC, Generic[Model, Config]):
     def with_features(
         self, view: TrainingView, gaussians: Gaussians
     ) -> tuple[TrainingView, Tensor | None]:
-        """Ask the components for values to blend; the view learns in which columns they are."""
+        """Collect the values that components blend; the view stores their columns."""
         columns: dict[str, slice] = {}
         blocks = []
         start = 0
@@ -222,7 +222,7 @@ class Stage(ABC, Generic[Model, Config]):
         return replace(view, feature_columns=columns), features
 
     def all_terms(self, view: TrainingView) -> list[LossTerm]:
-        """The table of the stage, and what components add to it for this view."""
+        """Loss terms of the stage and of the components for this view."""
         added = [term for component in self.components for term in component.terms(view)]
         return [*self.terms, *added]
 
@@ -276,7 +276,7 @@ class Stage(ABC, Generic[Model, Config]):
         return excluded
 
     def extra_state(self) -> dict[str, Any]:
-        """Return what resuming needs beyond parameters and moments: tensors and primitives."""
+        """Return the state for resuming beyond parameters and moments: tensors and primitives."""
         state: dict[str, Any] = {}
         for component in self.components:
             state |= component.state()
@@ -288,7 +288,7 @@ class Stage(ABC, Generic[Model, Config]):
             component.load_state(state)
 
     def export(self, iteration: int) -> None:  # noqa: B027
-        """Write what other programs read, at the iterations the loop was told to export."""
+        """Write files for other programs at the iterations of export."""
 
 
 def numbers_to_check(stage: Stage, result: ViewResult) -> StepNumbers:

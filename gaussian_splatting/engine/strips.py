@@ -113,7 +113,7 @@ class ViewPass:
         return depth
 
     def backpropagate(self, terms: Sequence[LossTerm], d_depth: Tensor | None = None) -> PassResult:
-        """Send the gradient of all terms to what was projected.
+        """Backpropagate the gradient of all terms to the projection.
 
         Args:
             d_depth: A further gradient of the depth map. (H, W)
@@ -167,7 +167,7 @@ class ViewPass:
         d_depth: Tensor | None,
         gradients: rasterization.SplatGradients,
     ) -> dict[str, Tensor]:
-        """Add one strip's gradients of splats, and return what its terms report."""
+        """Add one strip's gradients of splats; return the values of its terms."""
         projection = self._open_projection()
         rows_with_halo = rows.widened(halo, projection.camera.height)
         blended = self._blend(rows_with_halo)

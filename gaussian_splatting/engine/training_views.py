@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A view in training: what is known of it, and what is in hand of one strip of its image.
+"""Training views, and strips of their images.
 
 Masks are the fourth byte of a photograph. In mode ``object`` photograph and render lie on one
 background, whose colour is drawn anew for every view, so that what is outside can only become
@@ -62,7 +62,7 @@ class TrainingView:
 
     @functools.cached_property
     def texture_weights(self) -> Tensor:
-        """Weights of maps beside the photograph, low where it has texture. (H, W)"""
+        """Weights of depth and normal maps, low where the image has texture. (H, W)"""
         return texture_weights(self.target)
 
     @functools.cached_property

@@ -70,7 +70,7 @@ class SizedViews:
 
 
 class _SentView(NamedTuple):
-    """A view whose photograph is on its way to the device."""
+    """A view with a pending copy of its image to the device."""
 
     camera: Camera  # as it was asked for
     scale: float
@@ -122,7 +122,7 @@ class UploadedViews:
 
 
 def averaged(photograph: Tensor, width: int, height: int) -> Tensor:
-    """A smaller photograph, every byte the mean of what it covers, colours weighted by the mask."""
+    """A reduced image: means of the covered pixels, colours weighted by the mask."""
     planes = photograph.permute(2, 0, 1).float()
     if len(planes) == 3:
         return _rounded(_means(planes, width, height))
@@ -133,7 +133,7 @@ def averaged(photograph: Tensor, width: int, height: int) -> Tensor:
 
 
 def _means(planes: Tensor, width: int, height: int) -> np.ndarray:
-    """Means of what the pixels of a smaller size cover. (P, H, W) float -> (P, height, width)"""
+    """Area means at a smaller size. (P, H, W) float -> (P, height, width)"""
     # In floats, because of bytes Pillow would round rows and then columns, half of them upwards.
     box = Image.Resampling.BOX
     small_planes = []

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of Gaussians that other programs exchange, beside PLY."""
+"""Formats of Gaussian files: PLY, SPZ, SOG, splat."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file is that somebody takes for Gaussians: packed, of another format, or misnamed."""
+"""Kinds of files that are no Gaussians: packed, of another format, or misnamed."""
 
 from __future__ import annotations
 

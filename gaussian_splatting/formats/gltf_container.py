@@ -28,7 +28,7 @@ _LARGEST_UINT16 = 65_535  # vertices that indices of 16 bits reach: the last num
 
 
 class BinaryPart:
-    """The binary part of a GLB under construction, and what the JSON part says of it."""
+    """The binary part of a GLB under construction, with its accessors and views."""
 
     def __init__(self) -> None:
         self.parts: list[bytes | memoryview] = []

@@ -19,7 +19,7 @@ _TINY = 1e-30
 
 
 def merged_gaussians(cloud: GaussianCloud, group: int) -> GaussianCloud:
-    """Return Gaussians each of which stands for several neighbours.
+    """Merge groups of neighbouring Gaussians into one each.
 
     Mean and covariance are those of the neighbours together, weighted by how much they cover: the
     opacity times the product of the two larger axes. Colours are weighted alike. The opacity is

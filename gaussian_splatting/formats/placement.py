@@ -74,7 +74,7 @@ class PlacementRecord(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a result was made from; None where that is unknown."""
+    """Inputs of a result; None where they are unknown."""
 
     model: Path | None = None  # the file of Gaussians or the mesh that was exported
     scene: Path | None = None  # folder of the capture
@@ -146,7 +146,7 @@ class Placement:
 
     @property
     def scale(self) -> float:
-        """How many units of the file a unit of the scene is."""
+        """Units of the file per unit of the scene."""
         return abs(scale_of_matrix(self.matrix))
 
     def to_scene(self, world_offset: np.ndarray | None = None) -> np.ndarray:
@@ -232,7 +232,7 @@ def placed_gaussians(obj_path: Path) -> Path:
 
 
 def note_unknown(path: Path, placement: Placement, notify: Notify) -> None:
-    """Say that nothing tells where a file stands, before it is taken for one of the scene."""
+    """Warn that a file has no placement, so it is read in the frame of the scene."""
     expected = expected_record(path)
     if not placement.is_recorded and expected is not None:
         notify(

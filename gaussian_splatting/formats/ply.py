@@ -203,7 +203,7 @@ def read_gaussian_ply(
 
 
 def _cutoff(comments: Iterable[str]) -> float:
-    """Standard deviations at which splats end, of the comment that says so."""
+    """Standard deviations at which splats end, from the comment of a PLY."""
     for comment in comments:
         word, _, number = comment.partition(" ")
         if word == CUTOFF:
@@ -262,7 +262,7 @@ def _read_ply(path: Path) -> PlyData:
 
 @contextlib.contextmanager
 def ply_errors(path: Path, advice: str) -> Iterator[None]:
-    """Turn what plyfile raises while a PLY is read into a ``UserError``.
+    """Convert exceptions of plyfile into a ``UserError``.
 
     It trusts the header: malformed numbers surface as any of these errors.
     """

@@ -34,7 +34,7 @@ READERS: dict[str, Callable[[Path, Notify], GaussianCloud]] = {
 def read_gaussians(
     path: Path, notify: Notify, world_offset: np.ndarray | None = None
 ) -> GaussianCloud:
-    """Read a file of Gaussians into the scene: from where its record says that it stands.
+    """Read a file of Gaussians into the scene, by the placement of its record.
 
     Args:
         path: The file; without a record it has the coordinates of the scene, or of the original.

@@ -216,7 +216,7 @@ def read_sog_folder(path: Path, notify: Notify = _refuse) -> GaussianCloud:
 
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn what malformed content raises into an error that names the file."""
+    """Convert exceptions from malformed content into an error that names the file."""
     try:
         yield
     except (*IMAGE_ERRORS, zipfile.BadZipFile) as error:

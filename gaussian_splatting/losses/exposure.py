@@ -55,7 +55,7 @@ def unexposed(image: Tensor, exposure: Tensor) -> Tensor:
 
 
 def beyond_saturation(target: Tensor, image: Tensor) -> Tensor:
-    """Let saturated pixels of a photograph follow a render that lies beyond what it can show.
+    """Replace saturated pixels by the render where it exceeds the image's range.
 
     A camera clips what is brighter than white. There a render of at least that brightness differs
     from the photograph by nothing that can be known; the same holds below black.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a photograph has no texture, and maps of depth and normals have to say what is there."""
+"""Weights of depth and normal maps, high where an image has no texture."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class GroupedAdam:
 
     @property
     def late_bands(self) -> LateBands | None:
-        """The bands whose steps wait; None where none may."""
+        """The bands with deferred updates; None if there are none."""
         moments = self._groups[_BANDS].moments if self.has_late_steps else None
         if self._late is None and moments is not None:
             self._late = LateBands(self.leaves[_BANDS], moments)
@@ -195,7 +195,7 @@ class GroupedAdam:
         self._is_made = True
 
     def step_facts(self) -> Hashable:
-        """Return what a recorded step depends on besides the parameters."""
+        """Return the inputs of a recorded step besides the parameters."""
         facts = []
         for group in self._groups.values():
             moments = group.moments or {}

@@ -85,7 +85,7 @@ class ParameterState(NamedTuple):
         return StepInputs(numbers[0], torch.ones(1, dtype=torch.int32, device=device))
 
     def rows(self, rows: slice) -> ParameterState:
-        """Some rows; stepped by themselves they become what they become in the whole.
+        """A subset of rows; updating them alone gives the bits of a full step.
 
         Raises:
             ValueError: The seed is on the device, where rows cannot change it.
@@ -102,7 +102,7 @@ class ParameterState(NamedTuple):
 
 
 def step_numbers(steps: Sequence[tuple[float, int, int]]) -> Tensor:
-    """Write what kernels need of steps into one table, which is sent to the device in one piece.
+    """Write the numbers of steps into one table, copied to the device at once.
 
     Args:
         steps: Learning rate, number of the step from 1 and seed of each parameter.

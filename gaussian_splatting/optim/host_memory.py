@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a GPU whose bytes lie in page-locked memory of the host.
+"""GPU tensors in page-locked memory of the host.
 
 The GPU reads and writes them over the bus, where kernels touch them. They cost nothing of its own
 memory, so what most kernels read a few rows of may lie there.
@@ -40,7 +40,7 @@ class _MappedBytes:
 
 
 def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a tensor of a device whose bytes lie on the host; on a CPU, an ordinary one.
+    """Make a device tensor in host memory; on a CPU, an ordinary tensor.
 
     Raises:
         UserError: The host has no such memory, or the device cannot reach it.
@@ -62,7 +62,7 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
 
 
 def _check_reach(mapped: Tensor, array: Any) -> None:
-    """Raise ``RuntimeError`` where what the device writes does not come to the host."""
+    """Raise ``RuntimeError`` if writes of the device do not reach the host."""
     if mapped.data_ptr() != array.ptr:
         raise RuntimeError("torch copied it")
     mapped[:1] = _PROBE

@@ -17,7 +17,7 @@ ROWS_PER_PIECE = 2**18
 
 
 class RowStorage(Protocol):
-    """Makes tensors of rows, each without memory in common with what it is made from."""
+    """Makes tensors of rows that share no memory with their sources."""
 
     def copied(self, values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Copy values to a device and a type."""

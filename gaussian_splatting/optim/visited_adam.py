@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam for rows of which each step has gradients for some: each row counts its own steps."""
+"""Adam with sparse gradients: each row counts its own steps."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class GraphRasterizer(Rasterizer[Tiles, GraphRows], Generic[Tiles]):
 
 @dataclass(frozen=True)
 class RowedLists(TileLists):
-    """Tile lists whose rows of tiles the host can cut out."""
+    """Tile lists that the host can slice by rows of tiles."""
 
     starts: tuple[int, ...]  # place in the lists where each row of tiles begins, and the end
 

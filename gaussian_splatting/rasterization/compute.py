@@ -102,9 +102,9 @@ class BackendFlags(DeviceFlags):
 
     cuda_graph: str = flag(
         "auto",
-        "record a pass over a view on a GPU once and repeat it in one piece, so that the GPU does "
-        "not wait for the host. auto: with the built-in rasterizer, where it gives the same bits; "
-        "off: make every launch anew",
+        "record a training step on a GPU once as a CUDA graph, and replay it, so the GPU does not "
+        "wait for the host. auto: with the built-in rasterizer, if it gives the same bits; off: "
+        "launch every kernel",
         group="backends",
         choices=CUDA_GRAPH_CHOICES,
         no_effect_when="on the CPU",

@@ -166,7 +166,7 @@ class Projection:
     has_cutoff: bool = False  # whether splats end before alpha is 1/255
 
     def backpropagate(self, d_means2d: Tensor, d_splats: Tensor) -> None:
-        """Add the gradients of what was projected. (N, 2) per pixel, (N, 9 + C)"""
+        """Add the gradients of the projection. (N, 2) per pixel, (N, 9 + C)"""
         if self.adjoint is not None:
             self.adjoint(d_means2d, d_splats)
             return
@@ -244,7 +244,7 @@ class ProjectionAdjoint:
     splats: Tensor  # (N, 9 + C)
 
     def __call__(self, d_means2d: Tensor, d_splats: Tensor) -> None:
-        """Add the gradients of what was projected. (N, 2), (N, 9 + C)"""
+        """Add the gradients of the projection. (N, 2), (N, 9 + C)"""
         gaussians = self.gaussians
         keeps_factors = self._keeps_factors()
         needs_coefficients = gaussians.sh_dc.requires_grad or gaussians.sh_rest.requires_grad

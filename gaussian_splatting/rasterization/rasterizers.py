@@ -208,7 +208,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class BlendedRows:
-    """Pixels of some rows, and what their gradient needs."""
+    """Pixels of some rows, with the state of their backward pass."""
 
     pixels: Tensor  # blended channels, (R, W, C)
     transmittance: Tensor  # at the end of each ray, (R, W)
@@ -376,7 +376,7 @@ class Rasterizer(abc.ABC, Generic[Tiles, Blended]):
 
     @abc.abstractmethod
     def build_tile_lists(self, projection: Projection) -> Tiles:
-        """Return what blending a view needs; callers only pass it on."""
+        """Return the state of blending a view; opaque to callers."""
 
     @abc.abstractmethod
     def blend_rows(self, splats: Tensor, tiles: Tiles, background: Tensor, rows: Rows) -> Blended:

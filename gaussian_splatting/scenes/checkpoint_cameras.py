@@ -56,7 +56,7 @@ def unique_cameras(cameras: Sequence[StoredCamera], notify: Notify) -> list[Stor
 
 
 def model_offset(checkpoint: ReferenceCheckpoint, folder_offset: np.ndarray | None) -> np.ndarray:
-    """Return what was subtracted from coordinates in the scene folder for a checkpoint. (3,)
+    """Return the offset between the scene folder and a checkpoint. (3,)
 
     Args:
         folder_offset: Offset of the coordinates in the scene folder, (3,); None: there is none.

@@ -165,7 +165,7 @@ class Scene:
         return [camera for camera in cameras if camera.name not in self.dropped_views]
 
     def offset_in_folder(self, points: np.ndarray) -> np.ndarray:
-        """Return what brings points of a file in the scene folder into the scene. (3,) float64
+        """Return the offset from files of the scene folder to the scene. (3,) float64
 
         The file has the coordinates of the other files there, or those of the original capture.
 
@@ -181,7 +181,7 @@ class Scene:
         return sorted(camera.name for camera in self.original_test_cameras)
 
     def record(self) -> dict[str, Any]:
-        """Return what the record of a run says about the scene."""
+        """Return the scene's entries for the record of a run."""
         record: dict[str, Any] = {
             "held_out_views": self.held_out_views,
             "dropped_views": self.dropped_views,

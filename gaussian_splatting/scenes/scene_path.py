@@ -183,7 +183,7 @@ def unpacked(archive: Path, fallbacks: Sequence[Path], notify: Notify) -> Path:
 
 
 def _is_unpacked(folder: Path, recipe: Recipe) -> bool:
-    """Whether a folder holds what was unpacked of a ZIP; earlier notes have its digest alone."""
+    """Whether a folder holds the contents of a ZIP; earlier notes have its digest alone."""
     if recipe.is_current(folder / NOTE):
         return True
     with contextlib.suppress(UserError):

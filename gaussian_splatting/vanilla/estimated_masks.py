@@ -68,7 +68,7 @@ OBJECT_SHARE = 0.4
 that a mask lacks cost more than those that it has too many."""
 ITERATIONS = 700  # iterations of the model of the whole scene at most
 MIN_IOU = 0.7  # median IoU with the given masks; below, those stay
-MIN_MASKS = 6  # fewer masks do not tell what the object is in other views
+MIN_MASKS = 6  # fewer masks do not determine the object in other views
 _RECORD = "estimate.json"
 OUTLINES = "masks.html"
 _SHOWN = 60  # photographs on the page of outlines, evenly spread over all

@@ -81,7 +81,7 @@ def object_rows(gaussians: Gaussians, cameras: Sequence[Camera]) -> np.ndarray:
 
 
 def crossing_of(cameras: Sequence[Camera]) -> Crossing:
-    """Find what all cameras look at.
+    """Find the object that all cameras look at.
 
     Raises:
         UserError: They do not look at one place.

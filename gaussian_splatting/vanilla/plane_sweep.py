@@ -21,7 +21,7 @@ from gaussian_splatting.data.cameras import Camera, pixel_rays, pixels_of
 from gaussian_splatting.engine.training_views import is_counted
 
 LONG_SIDE = 240  # pixels, of the small copies
-N_DEPTHS = 96  # depths that are told apart
+N_DEPTHS = 96  # hypotheses of depth
 REFINED = 4  # depths on either side of the coarse answer that are tried at full size
 SMALLEST = 100  # pixels of the shorter side; smaller images are not halved
 SMOOTHED = 5  # pixels of half size, side of the median's windows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Colours of a sky sphere: what photographs show in the directions of its Gaussians."""
+"""Colours of a sky sphere, sampled from the images in the directions of its Gaussians."""
 
 from __future__ import annotations
 

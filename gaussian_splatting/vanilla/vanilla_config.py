@@ -99,7 +99,7 @@ class VanillaConfig:
         return (self.scoring.densification or _DENSIFICATION[self.preset]) == "scored"
 
     def resolved(self, object_alone: bool) -> VanillaConfig:
-        """With what the preset leaves to the scene decided.
+        """Return the settings with all values that depend on the scene.
 
         Args:
             object_alone: Whether masks show an object before nothing. It needs few Gaussians,

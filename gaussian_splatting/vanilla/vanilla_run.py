@@ -85,7 +85,7 @@ _SHORT = "output that is not a terminal is short anyway"
 
 @dataclass(frozen=True)
 class InertVanillaFlags(InertFlags):
-    """Flags of the reference that old commands carry; using one says that it does nothing."""
+    """Flags of the reference without effect here; using one prints a message."""
 
     position_lr_delay_mult: str | None = inert(None, "it is inert in the reference as well")
     data_device: str | None = inert(None, "photographs stay in memory as bytes")
@@ -353,7 +353,7 @@ class _VanillaRun:
     def init_from_images(
         self, cloud: GaussianCloud, store: ImageStore, console: Console
     ) -> GaussianCloud:
-        """Add to the initial Gaussians what photographs say: colours of a sky, dense points."""
+        """Initialise from images: colours of a sky, dense points."""
         scene = self._scene
         init_ply = self._options.init_ply
         config = self._options.config
@@ -368,7 +368,7 @@ class _VanillaRun:
         return cloud
 
     def _components(self) -> list[Component]:
-        """Return the components beside the Gaussians; densification is the stage's."""
+        """Return the components of the stage, without densification."""
         options = self._options
         last = options.config.iterations
         components: list[Component] = []

@@ -97,7 +97,7 @@ def require_child(parent: ET.Element, name: str, place: str) -> ET.Element:
 
 
 def has_words(*words: bytes, within: int = 4096) -> Callable[[Path], bool]:
-    """Return a function that tells whether the first ``within`` bytes of a file have all words."""
+    """Return a test whether the first ``within`` bytes of a file have all words."""
 
     def accepts(path: Path) -> bool:
         content = read_bytes(path, within)

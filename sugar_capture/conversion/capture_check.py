@@ -74,7 +74,7 @@ class CaptureFinding(NamedTuple):
 
 @dataclass(frozen=True)
 class Directions:
-    """Directions from which an object is seen, or in which images from its inside look."""
+    """Viewing directions of a capture, towards an object or outwards."""
 
     around: bool  # whether the images look at one place
     names: list[str]  # of the images
@@ -104,7 +104,7 @@ def directions_of(cameras: Sequence[Camera], points: np.ndarray) -> Directions:
     """Return the directions that cameras cover.
 
     Args:
-        points: Of the reconstruction; with the cameras they tell the vertical. (P, 3)
+        points: Of the reconstruction; with the cameras they determine the vertical. (P, 3)
     """
     centers = np.stack([camera.center for camera in cameras])
     axes = np.stack([camera.rotation[2] for camera in cameras])
@@ -151,7 +151,7 @@ def _shows(camera: Camera, directions: np.ndarray) -> np.ndarray:
 
 
 def check_capture(scene: Scene) -> tuple[list[CaptureFinding], Directions]:
-    """Return the faults of a capture, those of the images first, and the directions it covers."""
+    """Return the faults of a capture, image faults first, and the directions it covers."""
     cameras = sorted((*scene.train_cameras, *scene.test_cameras), key=lambda c: c.name)
     directions = directions_of(cameras, scene.points)
     measured = [camera for camera in cameras if camera.image_path is not None]

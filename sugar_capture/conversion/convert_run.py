@@ -340,7 +340,7 @@ def _report(
 
 
 def _check_capture(work: Work, scene: Path) -> tuple[list[CaptureFinding], Directions]:
-    """Find what is likely to go wrong with a scene, and warn about it on the console."""
+    """Check a scene for likely problems, and print warnings."""
     mask_options = work.options.masks
     mask_source = "none" if mask_options.masks == "none" else None
     with work.step("checking views", 1):

@@ -24,7 +24,7 @@ _SHARPNESS_SIDE = 800  # pixels of the longest side, at which sharpness is measu
 def collect_evidence(
     capture: Capture, models: Models, registration: Registration | None
 ) -> Evidence:
-    """Measure the images and what was found of them.
+    """Measure the images, their features and matches.
 
     Args:
         registration: That of the models; None for models of another program, of which there are

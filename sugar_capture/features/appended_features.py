@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One database of several kinds of features: those of a step are appended to those before."""
+"""One database of several kinds of features: each step appends its own."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _join_matches(
     pair: tuple[int, int],
     places: Mapping[int, np.ndarray],
 ) -> None:
-    """Replace the matches of a pair by those of both databases, which are to be verified anew."""
+    """Merge the matches of a pair from both databases; they are verified again later."""
     first = pair[0] + 1
     second = pair[1] + 1
     rows = step.read_matches(first, second)
@@ -108,6 +108,6 @@ def _join_matches(
 
 
 def images_with_features(path: Path, indices: Sequence[int], least: int) -> list[int]:
-    """Return those of some images that have at least so many features in a database."""
+    """Return the images with at least ``least`` features in a database."""
     with load_pycolmap().Database.open(str(path)) as database:
         return [i for i in indices if database.num_keypoints_for_image(i + 1) >= least]

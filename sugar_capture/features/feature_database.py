@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""COLMAP's database of a capture: its cameras and images, to which features are added later."""
+"""COLMAP's database of a capture: cameras and images, and features added later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pycolmap
 
 SMALL_GROUP = 10  # cameras with fewer images get one parameter of distortion
-FALLBACK_FOCAL = 1.2  # in longer sides, where EXIF tells none: 45 degrees, as in COLMAP
+FALLBACK_FOCAL = 1.2  # in longer sides, without EXIF: 45 degrees, as in COLMAP
 _CHECK_OF_COLMAP = re.compile(r"\[\w+\.(cc|h):\d+\]")  # beginning of messages of COLMAP's checks
 
 Lenses = Sequence[tuple[Any, Sequence[int]]]
@@ -43,7 +43,7 @@ def database_name(index: int) -> str:
 
 @contextlib.contextmanager
 def database_errors(path: Path) -> Iterator[None]:
-    """Turn what COLMAP raises while it uses a database into a ``UserError``."""
+    """Convert exceptions of COLMAP about a database into a ``UserError``."""
     try:
         yield
     except (RuntimeError, ValueError) as error:  # pycolmap raises what its C++ threw

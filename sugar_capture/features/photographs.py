@@ -64,15 +64,15 @@ class Photograph:
     path: Path
     width: int  # pixels, upright
     height: int
-    focal: float | None  # focal length in pixels of the file; None where EXIF does not tell
-    device: str  # maker and model of the camera; empty where EXIF does not tell
+    focal: float | None  # focal length in pixels of the file; None without EXIF
+    device: str  # maker and model of the camera; empty without EXIF
     turned: bool  # EXIF says that the pixels are to be turned or mirrored
     depth: str  # mode, bit depth or colours of files that are not 8-bit sRGB or grey; else empty
     transparent: bool  # it has an alpha channel
     # Turned by EXIF so that width and height stay: by half a turn, or mirrored.
     keeps_size: bool = False
-    time: float | None = None  # when it was taken, in seconds; None where EXIF does not tell
-    gps: GpsPosition | None = None  # where it was taken; None where EXIF does not tell
+    time: float | None = None  # when it was taken, in seconds; None without EXIF
+    gps: GpsPosition | None = None  # where it was taken; None without EXIF
 
 
 def picture_files(folder: Path, recursive: bool = True) -> list[Path]:
@@ -173,7 +173,7 @@ def _describe(path: Path, folder: Path) -> Photograph:
 
 
 def _time_taken(details: Mapping[int, Any]) -> float | None:
-    """Return the local time that EXIF tells in seconds; None where it is missing or no time.
+    """Return the local time of EXIF in seconds; None if it is missing or invalid.
 
     Args:
         details: The EXIF directory with details of the exposure.
@@ -201,7 +201,7 @@ def _depth(mode: str) -> str:
 
 
 def _focal_length(details: Mapping[int, Any], width: int, height: int) -> float | None:
-    """Return the focal length in pixels that EXIF tells; None where it is missing or implausible.
+    """Return the focal length of EXIF in pixels; None if it is missing or implausible.
 
     Args:
         details: The EXIF directory with details of the exposure.

@@ -43,11 +43,11 @@ class GpsPosition(NamedTuple):
 
     longitude: float  # degrees, east is positive
     latitude: float  # degrees, north is positive
-    altitude: float | None  # metres; None where the photograph does not tell
+    altitude: float | None  # metres; None where it is missing
 
 
 class GpsReading(NamedTuple):
-    """What a photograph tells about where it was taken."""
+    """GPS data of an image: position, altitude, and why one is missing."""
 
     position: GpsPosition | None  # None where there is none, or none that can be read
     problem: str = ""  # why a position that is there cannot be read; else empty
@@ -129,7 +129,7 @@ def _xmp_lookup(text: str, namespace: str, name: str) -> str | None:
 
 
 def _reading(lookup: _Lookup, is_signed: bool) -> GpsReading:
-    """Return the position that values of EXIF, or of XMP by the same names, tell.
+    """Return the position of EXIF values, or of XMP values with the same names.
 
     Args:
         is_signed: Whether a decimal without a sign and without a hemisphere is positive.
@@ -194,7 +194,7 @@ def _sign_of(what: str, words: Sequence[str], signs: Mapping[str, int]) -> int |
 
 
 def _angle(what: str, numbers: Sequence[float]) -> float:
-    """Return an angle without its sign, of degrees, minutes and seconds, of which some may lack."""
+    """Return an unsigned angle from degrees, minutes and seconds; some may be missing."""
     if not 1 <= len(numbers) <= 3 or not math.isfinite(numbers[0]):
         raise _UnreadableError(f"{what} has no degrees")
     angle = abs(numbers[0])
@@ -215,7 +215,7 @@ def _angle(what: str, numbers: Sequence[float]) -> float:
 
 
 def _altitude(value: object, reference: object) -> float | None:
-    """Return an altitude in metres; None where it is missing, or what it means is not known."""
+    """Return an altitude in metres; None if it is missing or its reference is unknown."""
     words = ""
     if isinstance(value, str | bytes):
         match = _METRES.fullmatch(_text(value).replace(",", "."))
@@ -248,7 +248,7 @@ def _altitude_sign(reference: object) -> int | None:
 
 
 def _text(value: object) -> str:
-    """Return text without what pads it; bytes are decoded, None is empty."""
+    """Return text without padding; bytes are decoded, None is empty."""
     if value is None:
         return ""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPS positions that cameras write into their videos, or beside them.
+"""GPS positions in videos, and in subtitle files of videos.
 
 Two kinds are read. GoPro cameras write a telemetry track in GPMF, whose streams ``GPS5`` (up to
 HERO11) or ``GPS9`` (from HERO11 on) hold positions; the format is described in GoPro's
@@ -237,7 +237,7 @@ def _number_of(match: re.Match[str]) -> float:
 
 
 def _telemetry_points(container: Any, stream: Any) -> list[TrackPoint]:
-    """Read the positions in a track of GPMF; those of a packet are evenly spread over its time."""
+    """Read the positions of a GPMF track; positions of a packet are evenly spaced in time."""
     points = []
     container.seek(0)
     for packet in container.demux(stream):

@@ -146,7 +146,7 @@ def second_round(n: int, matches: Mapping[Pair, int]) -> set[Pair]:
 
 
 def pairs_with(indices: Iterable[int], n: int) -> list[Pair]:
-    """Return all pairs of which one image is among these. Ascending"""
+    """Return all pairs with at least one of these images. Ascending"""
     pairs = set()
     for index in indices:
         for other in range(n):
@@ -202,7 +202,7 @@ def _pairs_with_similar(
 
 
 def connected_images(indices: Iterable[int], matches: Mapping[Pair, int]) -> list[int]:
-    """Return those of some images that have enough verified matches to be registered.
+    """Return the images with enough verified matches to be registered.
 
     Args:
         matches: Verified matches of pairs of image indices.
@@ -218,7 +218,7 @@ def connected_images(indices: Iterable[int], matches: Mapping[Pair, int]) -> lis
 def _best_partners(
     index: int, matches: Mapping[Pair, int], excluded: Collection[int], n_most: int
 ) -> list[int]:
-    """Return the images that match one best, the best first, without those that are excluded.
+    """Return the images that match one best, the best first, without excluded ones.
 
     Args:
         matches: Verified matches of pairs of image indices.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the graph of verified pairs tells of models: where to begin, and how far they may grow."""
+"""Initial pairs, and the largest possible model, from the graph of verified pairs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def ranked_pairs(matches: Mapping[Pair, int]) -> list[Pair]:
 
 
 def pairs_with_parallax(database_path: Path, pairs: Collection[Pair]) -> Iterator[Pair]:
-    """Yield those of some pairs whose cameras moved sideways, so that they give points."""
+    """Yield the pairs with enough sideways motion to triangulate points."""
     with load_pycolmap().Database.open(str(database_path)) as database:
         cameras = {camera.camera_id: camera for camera in database.read_all_cameras()}
         for first, second in pairs:

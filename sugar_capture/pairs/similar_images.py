@@ -83,7 +83,7 @@ def _features_of(descriptors: Sequence[np.ndarray]) -> _Features:
 
 
 def _least_cosines(features: _Features, rng: np.random.Generator) -> np.ndarray:
-    """Return the least cosine at which a match of each feature is clear. (F,)
+    """Return the smallest cosine of an unambiguous match for each feature. (F,)
 
     The second best match in an image is none, whether or not the image shows the feature. So its
     distance is about the same in all images, and the median of some stands for each of them.
@@ -106,7 +106,7 @@ def _least_cosines(features: _Features, rng: np.random.Generator) -> np.ndarray:
 def _regions(
     features: _Features, rng: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the features that look for matches in a region, and those that lie in it; all regions.
+    """Yield the querying features and the stored features of each region.
 
     A region is what lies nearest to one of some features that are drawn.
     """
@@ -149,7 +149,7 @@ def _common_in_region(
 
 
 def _blocks(n_rows: int, n_columns: int) -> Iterator[slice]:
-    """Yield ranges of rows, whose products with all columns are few enough to hold."""
+    """Yield ranges of rows with few enough products to hold in memory."""
     step = max(1, _BLOCK_PRODUCTS // max(1, n_columns))
     for start in range(0, n_rows, step):
         yield slice(start, start + step)

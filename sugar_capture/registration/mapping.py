@@ -190,7 +190,7 @@ def _triangulate(
     seed: int,
     lenses: Mapping[int, Any],
 ) -> pycolmap.Reconstruction:
-    """Return the model of a database whose lenses and poses are known; only points are computed.
+    """Triangulate the points of a database with known intrinsics and poses.
 
     Args:
         poses: By number of the image, see ``Poses``; images without one are not registered.
@@ -245,7 +245,7 @@ def _map_globally(database: Path, folder: Path, options: MappingOptions) -> list
 
 
 def _leave_out_unsupported(model: pycolmap.Reconstruction) -> None:
-    """Take images out of a model whose poses hardly any point supports.
+    """Remove images with poses that few points support from a model.
 
     The global mapper gives a pose to every image with relative ones, and keeps it where no point is
     left. The incremental mapper asks for as many points before it registers an image.
@@ -266,7 +266,7 @@ def _map_incrementally(
     advance: Callable[[int], None],
     start: pycolmap.Reconstruction | None,
 ) -> list[Any]:
-    """Add images to a model one by one, or find models, of which no first pair decides alone."""
+    """Register images incrementally, or find models from several initial pairs."""
     with load_pycolmap().Database.open(str(database)) as opened:
         n = opened.num_images()
     growth = ModelGrowth(
@@ -297,7 +297,7 @@ def _map_incrementally(
 
 
 def _joined(growth: ModelGrowth, parts: Sequence[Any], matches: Mapping[Pair, int]) -> Any:
-    """Return the largest of some models with what the others and single images add to it."""
+    """Return the largest model, extended by the other models and by single images."""
     largest, *others = sorted(parts, key=size_of, reverse=True)
     for other in others:
         largest = _with_part(growth, largest, other, matches)
@@ -337,7 +337,7 @@ def _with_part(growth: ModelGrowth, model: Any, part: Any, matches: Mapping[Pair
 
 
 def _with_separate_lenses(growth: ModelGrowth, model: Any) -> Any | None:
-    """Return a model whose images have a lens each, where it fits clearly better; else None.
+    """Return a model with intrinsics per image if it fits clearly better, else None.
 
     Images without EXIF are taken for those of one camera, as those of a video are. Strangers'
     images are not.

@@ -86,7 +86,7 @@ class PoseSpeed:
 
 
 def with_features_in_time(work: Work, photographs: Sequence[Photograph]) -> Work:
-    """Return the work with a level at which its poses take the time that its options give.
+    """Return the work with image size and features that fit the time for poses.
 
     Flags that were given stay; without a limit of time all do. Where the time of the whole run is
     too short for poses and the shortest training, the minutes that would do are said here, before
@@ -124,7 +124,7 @@ def with_features_in_time(work: Work, photographs: Sequence[Photograph]) -> Work
 def chosen_level(
     speed: PoseSpeed, n_photographs: int, n_pairs: int, seconds: float
 ) -> tuple[tuple[int, int], float]:
-    """Return the first level that takes at most so many seconds, and the seconds that it takes."""
+    """Return the first level within a number of seconds, and its predicted seconds."""
     level = LEVELS[0]
     expected = 0.0
     for level in LEVELS:

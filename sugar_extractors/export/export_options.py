@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of ``export.py``."""
+"""Flags of ``sugar export``."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _flag = partial(flag, group="export")
 # Help of flags of the texture stage that mean something else here.
 _PLACEMENT_HELP = {
     "orient": "up: turn it upright, y up and standing on 0; needs the cameras of the capture",
-    "scale_factor": "make it so many times as large",
-    "known_distance": "make it metres: two photographs or two points x,y,z of the capture, and how "
-    "many metres lie between the cameras or points",
+    "scale_factor": "factor that multiplies the size",
+    "known_distance": "scale to metres: two photographs or two points x,y,z of the capture, and "
+    "how many metres lie between the cameras or points",
 }
 _WITHOUT_CAMERAS = (
     "without --orient up, --known_distance, --original_frame, --gcp, --gps auto and --targets"
@@ -54,7 +54,7 @@ _WITHOUT_CAMERAS = (
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Flags of ``export.py``, checked as far as they can be without the files."""
+    """Flags of ``sugar export``, checked as far as they can be without the files."""
 
     result: Path = _flag(
         MISSING,
@@ -85,7 +85,7 @@ class ExportOptions:
     )
     max_triangles: int | None = _flag(
         None,
-        "leave so many triangles of the mesh; the picture is made anew for them",
+        "limit of triangles; the mesh is decimated, and the texture baked again",
         parse=positive_int,
         no_effect_when="for Gaussians it is an error",
     )
@@ -192,7 +192,7 @@ class ExportOptions:
         raise UserError(f"--repose makes Gaussians; {advice}")
 
     def _check_engines(self) -> None:
-        """Refuse what engines need with formats that cannot hold it."""
+        """Refuse flags for engines with formats that cannot store them."""
         if self.engines.collision is not None:
             if not self.format.holds_colliders:
                 raise UserError(f"--collision goes with --to {', '.join(WITH_COLLIDERS)}")
@@ -280,11 +280,11 @@ class ExportOptions:
 
     @property
     def binding_file(self) -> Path:
-        """The archive beside the target that says where Gaussians sit on a mesh."""
+        """Path of the archive with the binding of Gaussians to a mesh."""
         return self.target.with_name(f"{self.target.name}.binding.npz")
 
 
 def export_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the parser of ``export.py``; flags of a placement have the help that fits here."""
+    """Return the parser of ``sugar export``; flags of a placement have the help that fits here."""
     changes = {name: {"group": "export", "help": text} for name, text in _PLACEMENT_HELP.items()}
     return parser_of(description, ExportOptions, examples="", **changes)

@@ -81,7 +81,7 @@ Paths = Mapping[Path, Path]  # for each file the path to write to
 
 @dataclass
 class _Export:
-    """One export: what is asked for, where the result stands, and where it is to stand.
+    """One export: its options, the placement of the input and that of the output.
 
     A result starts from where its file stands, or from the scene where it is turned upright, put
     on a map, or brought back to the original frame.
@@ -146,7 +146,7 @@ class _Export:
 
     @property
     def is_metric(self) -> bool:
-        """Whether a unit of what is exported is a metre."""
+        """Whether a unit of the exported file is a metre."""
         is_known = self.is_in_metres or self.options.placement.known_distance is not None
         return self.place is not None or is_known or self.keeps_metres
 
@@ -163,7 +163,7 @@ class _Export:
 
     @property
     def offset(self) -> np.ndarray:
-        """What full coordinates have in addition to those near the origin. (3,)"""
+        """Offset from coordinates near the origin to full coordinates. (3,)"""
         if self.place is not None:
             return self.place.offset
         return self.scene.offset if self.options.original_frame else np.zeros(3)
@@ -398,7 +398,7 @@ def _held_rows(
 def _note_losses(
     options: ExportOptions, cloud: GaussianCloud, holds_antialiasing: bool, console: Console
 ) -> None:
-    """Say what other programs cannot know of Gaussians."""
+    """Print a message about properties of Gaussians that other programs ignore."""
     if cloud.antialiased and not holds_antialiasing:
         console.info(
             f"note: these Gaussians are antialiased, which other programs cannot read from "

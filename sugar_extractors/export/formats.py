@@ -233,7 +233,7 @@ COMBINED = tuple(entry.name for entry in COMBINED_FORMATS)
 
 
 def format_help() -> str:
-    """Return the help of ``--to``: all formats with what there is to say of each."""
+    """Return the help of ``--to``: all formats with their descriptions."""
     gaussians = "; ".join(_described(entry) for entry in GAUSSIAN_FORMATS)
     meshes = "; ".join(_described(entry) for entry in MESH_FORMATS)
     combined = "; ".join(_described(entry) for entry in COMBINED_FORMATS)

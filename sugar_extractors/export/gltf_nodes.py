@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the nodes of a glTF place what hangs on them."""
+"""World transforms of the nodes of a glTF."""
 
 from __future__ import annotations
 

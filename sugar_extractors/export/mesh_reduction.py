@@ -111,7 +111,7 @@ def transferred(
 
 
 def _sample_offsets(source_side: int, side: int) -> list[np.ndarray]:
-    """Return the places in a texel, from its centre, at which a finer picture is read. (2,) each
+    """Return sample offsets within a texel for reading a finer texture. (2,) each
 
     One for every two texels of the finer picture: all of them would blur what one sees.
     """

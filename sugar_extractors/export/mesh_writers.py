@@ -36,7 +36,7 @@ def write_usdz(export: MeshExport) -> None:
 
 
 def write_printable(export: MeshExport, kind: str) -> None:
-    """Close a mesh, write it as ``stl`` or ``3mf``, and report what the file holds."""
+    """Close a mesh, write it as ``stl`` or ``3mf``, and report its size and triangles."""
     source = shape_of(export.mesh)
     body = printable_meshes.closed_body(source)
     written = printable_meshes.write_printable(export.path, body, kind)

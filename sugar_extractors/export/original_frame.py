@@ -30,7 +30,7 @@ _PLY_FORMAT = b"format "  # begins the second line of a PLY, which comments may 
 
 
 def move_ply(path: Path, offset: np.ndarray) -> None:
-    """Add the offset to the vertices of a PLY, whose coordinates become float64."""
+    """Add the offset to the vertices of a PLY in float64."""
     data = PlyData.read(str(path))
     vertices = recfunctions.repack_fields(data["vertex"].data)
     fields = []

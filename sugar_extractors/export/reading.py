@@ -48,7 +48,7 @@ def open_gaussians(path: Path, notify: Notify) -> tuple[GaussianCloud, Placement
 def read_gaussians_in_scene(
     path: Path, notify: Notify, world_offset: np.ndarray | None = None
 ) -> GaussianCloud:
-    """Read a cloud of Gaussians into the scene, from where its record says that it stands.
+    """Read a cloud of Gaussians into the scene, by the placement of its record.
 
     Args:
         path: See :func:`read_as_written`.

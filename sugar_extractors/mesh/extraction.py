@@ -240,7 +240,7 @@ class _Extraction:
         return visible
 
     def _closed(self, meshes: Sequence[TriangleMesh], figures: dict[str, Any]) -> TriangleMesh:
-        """Return one closed surface through what was fused; masks were applied before."""
+        """Return one closed surface of the fused depth; masks were applied before."""
         fused = triangle_mesh.with_vertex_normals(triangle_mesh.merge_meshes(meshes))
         if fused.normals is None:
             raise ValueError("a mesh with normals has none")
@@ -417,7 +417,7 @@ class _Extraction:
         return self._without_bare_border(fused, render)
 
     def _without_bare_border(self, fused: FusedRegion, render: Renderer) -> FusedRegion:
-        """Return a surface without what shows no texture around the points of all boxes."""
+        """Return a surface without untextured parts outside the points of all boxes."""
         config = self._options.tsdf
         points_region = observed_region(self._scene.observations, self._boxes[1], 0.0)
         if points_region is None or fused.mesh.n_faces == 0:

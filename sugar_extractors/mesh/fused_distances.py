@@ -65,7 +65,7 @@ class FusedDistances:
     voxel: float  # unit of the lengths above, world units
     truncation: float  # reach of the distances, world units
     distances: Tensor  # of all views, (N,)
-    weights: Tensor  # 0 where no view tells a distance, (N,)
+    weights: Tensor  # 0 where no view has a distance, (N,)
     nearest_distances: Tensor  # of the second mean, (N,)
     nearest_weights: Tensor  # (N,)
     colors: Tensor  # 0 to 1, (N, 3)

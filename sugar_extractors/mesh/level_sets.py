@@ -269,7 +269,7 @@ class SurfaceSamples:
 
     @classmethod
     def empty(cls, n: int) -> SurfaceSamples:
-        """Return room for n points, whose values are arbitrary."""
+        """Allocate n points with arbitrary values."""
         shape = (n, 3)
         return cls(
             points=np.empty(shape, np.float32),

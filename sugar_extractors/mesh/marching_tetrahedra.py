@@ -18,7 +18,7 @@ class PointSamples(NamedTuple):
     """Values of a field at N points."""
 
     distances: np.ndarray  # to the surface, negative inside, (N,)
-    is_known: np.ndarray  # whether some view tells; others count as inside, (N,) bool
+    is_known: np.ndarray  # whether some view has a distance; others count as inside, (N,) bool
     colors: np.ndarray  # 0 to 1, (N, 3)
 
     @property
@@ -56,7 +56,7 @@ def _edge_of(a: int, b: int) -> int:
 
 @functools.cache
 def _case_triangles(case: int) -> list[tuple[int, int, int]]:
-    """Return edges of triangles; the bits of ``case`` tell which corners lie inside, 1 to 14."""
+    """Return edges of triangles; the bits of ``case`` are the corners inside, 1 to 14."""
     inside = [corner for corner in range(4) if case >> corner & 1]
     outside = [corner for corner in range(4) if not case >> corner & 1]
     if len(inside) == 2:

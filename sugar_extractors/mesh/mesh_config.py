@@ -21,7 +21,7 @@ from sugar_utils.errors import UserError
 from sugar_utils.schemas import RunRecord, read_checked
 from sugar_utils.settings import flag, from_args
 
-# How a mesh was made, as file names tell it; empty for level sets and Poisson, the last two by
+# Extractor of a mesh, as part of file names; empty for level sets and Poisson, the last two by
 # the original only.
 MeshVariant = Literal["", "tsdf", "tetrahedra", "poissoncenters", "marchingcubes"]
 COARSE_FLAG = "--coarse_model_path"
@@ -211,7 +211,7 @@ class MeshOptions(CaptureOptions):
 
     @property
     def fills_holes(self) -> bool:
-        """Whether small holes are filled: those of depth of planes alone."""
+        """Whether small holes are filled, which needs depth of planes."""
         has_planes = self.is_fused and self.tsdf.tsdf_depth == "plane"
         return self.fill_holes == flags.AUTO and has_planes and not self.watertight
 
@@ -275,7 +275,7 @@ class MeshOptions(CaptureOptions):
 
 
 def variant_of(extractor: str) -> MeshVariant:
-    """Return how the file names of an extractor's meshes tell how they were made."""
+    """Return the part of file names that identifies an extractor."""
     variants: dict[str, MeshVariant] = {"tsdf": "tsdf", "tetrahedra": "tetrahedra"}
     return variants.get(extractor, "")
 

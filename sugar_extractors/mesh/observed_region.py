@@ -27,7 +27,7 @@ from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import to_camera
 
 MIN_OBSERVING_VIEWS = 3  # images that observe a reliable point: two agree by chance now and then
-MIN_OBSERVED = 50  # fewer points in a box do not tell where the scene ends
+MIN_OBSERVED = 50  # fewer points in a box do not show where the scene ends
 MAX_TEXTURE_VIEWS = 100
 """Views that are looked at for texture, evenly spread; for what none of them shows, all others."""
 TEXTURE_PATCH = 5  # side of the squares whose variance is texture, pixels
@@ -85,7 +85,7 @@ def without_bare_border(
     reach: float,
     min_faces: int,
 ) -> TriangleMesh:
-    """Cut off what has no texture outside of a region, from the open edges of a mesh inwards.
+    """Cut untextured surface outside a region off a mesh, from its open edges inwards.
 
     Args:
         points_region: Around the points themselves, without a margin.

@@ -36,7 +36,7 @@ _SHARES = (1.0, 0.5, 0.25, 0.25)  # area of a part with 0 to 3 midpoints, in tha
 
 
 class SplitMesh(NamedTuple):
-    """A mesh of which some faces were split."""
+    """A mesh with some faces split."""
 
     mesh: TriangleMesh  # new vertices, the midpoints, come last
     shares: np.ndarray  # area of each face in that of its parent, (F,)
@@ -44,7 +44,7 @@ class SplitMesh(NamedTuple):
 
 
 class SplitEdges(NamedTuple):
-    """A mesh of which some edges were split."""
+    """A mesh with some edges split."""
 
     split: SplitMesh
     ends: np.ndarray  # ends of the edge of each midpoint, (N, 2) rows of vertices
@@ -104,7 +104,7 @@ def covered_pixels(
 
 
 def with_split_faces(mesh: TriangleMesh, marked: np.ndarray) -> SplitMesh:
-    """Split some faces into four, and those beside them into two or three.
+    """Split some faces into four, and their neighbours into two or three.
 
     Args:
         marked: Rows of the faces to split. (M,)

@@ -2,7 +2,7 @@
 """Mesh extraction on tetrahedra between points that the Gaussians give.
 
 Two points on either side of each Gaussian, along its thin axis, are corners of Delaunay tetrahedra.
-The distances of all views, the same as on voxels, tell which corners lie inside. Tetrahedra too
+The distances of all views, the same as on voxels, decide which corners lie inside. Tetrahedra too
 coarse for the surface get more corners; where it crosses their edges is found by halving. So parts
 thinner than a voxel have corners inside, and a corner that no view knows does not end the surface.
 """
@@ -62,7 +62,7 @@ class PointField:
     voxel: float  # world units
 
     def __call__(self, points: np.ndarray) -> PointSamples:
-        """Return what the views tell at points, distances in voxels. (N, 3) world units"""
+        """Return fused signed distances at points, in voxels. (N, 3) world units"""
         fusion = self.fusion
         truncation = fusion.config.truncation
         device = fusion.render(fusion.cameras[0]).depth.device
@@ -261,7 +261,7 @@ def thinned(pairs: Pairs, cell: float, most: int) -> Pairs:
 def _middles_on_the_other_side(
     values: PointField, voxel: float, cells: _Complex, first: int
 ) -> np.ndarray:
-    """Return middles of tetrahedra that lie on another side of the surface than these tell."""
+    """Return centres of tetrahedra on another side of the surface than interpolated."""
     samples = cells.samples
     tetrahedra = cells.tetrahedra
     corners = cells.points[tetrahedra]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run exports into one folder, and pictures of it."""
+"""The folder of results of a run, and pictures of meshes."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One folder to take away: what a run made, under plain names, upright and centred.
+"""The folder of results: files of a run under plain names, upright and centred.
 
 The tree of the original stays beside it, in the world of the capture::
 
@@ -68,7 +68,7 @@ class HandedOut:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Digests of the files, by what is made of them."""
+        """Digests of the mesh and the Gaussians that the results are made from."""
         paths = {"mesh": self.mesh, "splats": self.splats}
         return {name: file_digest(path) for name, path in paths.items() if path is not None}
 
@@ -113,7 +113,7 @@ def write_result_folder(
 
 
 def remove_results(folder: Path) -> None:
-    """Remove what runs of any kind write into a folder of results, before one writes there.
+    """Remove the files of earlier runs of any kind from a folder of results.
 
     The log of the run stays, and so do files of others.
 
@@ -138,7 +138,7 @@ def remove_results(folder: Path) -> None:
 
 
 def write_transform(folder: Path, placement: Placement, recipe: Recipe | None = None) -> Path:
-    """Write where the files of a folder stand, and what they were made of; return the file."""
+    """Write the placement of the files of a folder, and their inputs; return the record's path."""
     path = folder / TRANSFORM
     values = {
         **placement.record(folder),

@@ -43,7 +43,7 @@ def write_photographs(folder: Path, cameras: Sequence[Camera], matrix: np.ndarra
 
 
 class _ImageEntry(msgspec.Struct):
-    """What an entry has beside its camera; paths are relative to the folder of results."""
+    """Fields of an entry besides its camera; paths are relative to the folder of results."""
 
     image: FileName | None = None
 
@@ -66,7 +66,7 @@ def read_photographs(folder: Path) -> list[Camera]:
 
 
 def placed_camera(camera: Camera, matrix: np.ndarray) -> Camera:
-    """Return a camera after a similarity: it sees what was moved along as it did. (4, 4)"""
+    """Return a camera transformed with the scene by a similarity. (4, 4)"""
     linear = matrix[:3, :3]
     scale = scale_of_matrix(matrix)
     rotation = camera.rotation @ (linear / scale).T

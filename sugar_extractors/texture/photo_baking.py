@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A texture of photographs: sharp, without seams, and without what is no part of the surface.
+"""Textures from images: sharp, without seams, without moving things.
 
 A first texture is the mean of all views, weighted by how finely they show the surface. Then each
 photograph is brought into agreement with it, and what its render lacks of the photograph is added.
@@ -140,7 +140,7 @@ def _flow_step(level: _Level, flow: Tensor) -> Tensor:
 
 
 def aligned(image: Tensor, target: Tensor, covered: Tensor, gain: Tensor) -> Tensor:
-    """Return an image moved to the places of a render; what differs even so counts little.
+    """Return an image aligned with a render, and low weights where they still differ.
 
     Args:
         image: Colours and how much each pixel counts. (4, H, W) in [0, 1]
@@ -264,7 +264,7 @@ def bake_photographs(
 
 
 class _MissingDetails:
-    """Source of views for the second pass: what the render of a texture lacks of each image.
+    """Source of views for the second pass: differences between each image and the render.
 
     It also records the gain of each image, whose median is the exposure of the texture.
     """

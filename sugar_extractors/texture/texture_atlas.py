@@ -194,7 +194,7 @@ def make_atlas(kind: str, vertices: Tensor, faces: Tensor, square_size: int) -> 
 
 
 def fitting_square_size(kind: str, vertices: Tensor, faces: Tensor, resolution: Tensor) -> int:
-    """Return the size of a square for which a texel is a pixel of the view that shows it best.
+    """Return the size of a square with texels as large as pixels of the best view.
 
     Args:
         resolution: Pixels per squared world unit at the vertices. (V,)
@@ -222,7 +222,7 @@ def fitting_square_size(kind: str, vertices: Tensor, faces: Tensor, resolution: 
 
 
 def largest_square_size(n_faces: int, texture_size: int) -> int:
-    """Return the size of a square for which a texture has so many texels per side at most.
+    """Return the largest size of a square for a texture with a limited side.
 
     Raises:
         UserError: The faces do not fit.

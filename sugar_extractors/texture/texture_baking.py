@@ -163,7 +163,7 @@ def find_visible(
     depths: Floats2d,
     may_be_visible: wp.array(dtype=wp.uint8),
 ):
-    """Mark faces of which some texel may find a colour; none of the others does.
+    """Mark the faces with a texel that may find a colour.
 
     Texels look at pixels around points of the triangle's plane that are nearer than REACH texels to
     the triangle. This kernel tests all of those pixels, with the tolerance of the farthest point.
@@ -452,7 +452,7 @@ def _bands(side: int, budget_bytes: int) -> list[slice]:
 
 
 def _chunks(n_rows: int, side: int) -> list[slice]:
-    """Split rows into parts whose temporaries are small beside the sums."""
+    """Split rows into parts with small temporaries."""
     return _parts(n_rows, _CHUNK_TEXELS // side)
 
 

@@ -155,7 +155,7 @@ def asks_for_object_masks(args: argparse.Namespace) -> bool:
 
 
 def read_capture(args: argparse.Namespace) -> Scene:
-    """Read the whole capture as its training will, with what lies in its folder."""
+    """Read the whole capture as its training does, with masks and maps of its folder."""
     plan = full_plan(args)
     vanilla = plan.vanilla
     assert vanilla is not None, "no checkpoint is given, so one is trained"
@@ -173,7 +173,7 @@ def read_capture(args: argparse.Namespace) -> Scene:
 
 
 def reason_for_one_block(scene: Scene) -> str | None:
-    """Return what was found with a capture that its blocks cannot follow; None without it."""
+    """Return the reason why a capture cannot be cut into blocks; None if it can."""
     cameras = [*scene.train_cameras, *scene.test_cameras]
     if any(camera.shows_object for camera in cameras):
         return OBJECT_MASKS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse what is wrong with ``--blocks`` and ``--cluster`` before anything is done."""
+"""Checks of ``--blocks`` and ``--cluster`` before a run starts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def require_views(n: int, n_views: int, root: Path) -> None:
 
 
 def check_capture(n: int, scene: Scene) -> None:
-    """Refuse what was found with a capture that its blocks cannot follow, before it is cut.
+    """Refuse a capture with masks or maps that blocks cannot use, before it is cut.
 
     Raises:
         UserError: There is such a thing, or there are too few photographs.

@@ -94,7 +94,7 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
 
 
 def _recipe(plan: BlockPlan, options: MeshOptions) -> Recipe:
-    """Return what the part of a block is made of: settings, and the depths of all blocks."""
+    """Return the recipe of a block's part: settings, and the depths of all blocks."""
     depths = {block.folder.name: file_digest(block.depths / INDEX_FILE) for block in plan.blocks}
     settings = options.identity(0.0, max(options.decimation_targets))
     return Recipe(settings, {"depths": depths})
@@ -108,7 +108,7 @@ def observed_part(
     options: MeshOptions,
     voxel: float,
 ) -> TriangleMesh:
-    """Return what lies near the points that photographs observe, without bare borders.
+    """Return the part of a mesh near the observed points, without bare borders.
 
     Args:
         scene: Of the block, whose points reach into its margin.
@@ -234,7 +234,7 @@ def decimated(
     voxel: float,
     decimate: Decimate,
 ) -> TriangleMesh:
-    """Decimate a mesh whose vertices on the planes to its neighbours stay where they are.
+    """Decimate a mesh; vertices on the planes to its neighbours are fixed.
 
     Each edge on a plane gets long triangles, whose planes resist every move of the edge. They are
     removed afterwards. Around a vertex that was lost all the same, as of a splinter, triangles
@@ -271,7 +271,7 @@ def decimated(
 
 
 def _moved_to(small: TriangleMesh, patch: TriangleMesh, rows: np.ndarray) -> TriangleMesh:
-    """Return a patch of which some vertices are moved to the nearest ones of a decimated mesh."""
+    """Move some vertices of a patch to the nearest ones of a decimated mesh."""
     if len(rows) == 0:
         return patch
     _, nearest = KDTree(small.vertices).query(patch.vertices[rows])
@@ -337,7 +337,7 @@ def planes_of(grid: VoxelGrid, box: BlockBox) -> list[tuple[int, float]]:
 
 
 def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> _Anchored:
-    """Add triangles that keep edges where they are, whatever is decimated beside them.
+    """Add constraint triangles that fix edges during decimation.
 
     Two triangles at an edge are square to each other: their planes resist all moves but those along
     the edge. A triangle at each end is square to the edge and resists these, which straight borders

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refinement and texture of one block, on its part of the mesh and what lies around it."""
+"""Refinement and texture of one block, on its part of the mesh with surroundings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SURROUNDED = "surrounded_mesh.ply"  # what is refined: the part of a block, then
 
 
 def with_surrounded_mesh(plan: PipelinePlan, block: Block) -> PipelinePlan:
-    """Return the plan of a block's run, whose refinement starts from the surrounded mesh."""
+    """Return the plan of a block's run; its refinement starts from the mesh with surroundings."""
     if plan.refine is None:
         return plan
     refine = replace(plan.refine, mesh_path=block.folder / SURROUNDED)

@@ -4,7 +4,7 @@
 A block is trained like any capture. Of each photograph that shows it, it gets the rectangle around
 the pixels that show it, as a camera with a shifted principal point, and a mask in which the other
 pixels of the rectangle say nothing: what stands before the block or behind it needs no
-Gaussians and takes no memory. The overview tells where pixels lie.
+Gaussians and takes no memory. The overview locates pixels.
 """
 
 from __future__ import annotations

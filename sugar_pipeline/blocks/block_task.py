@@ -54,7 +54,7 @@ class BlockTask(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """File of what it prints on a worker."""
+        """File of the task's output on a worker."""
         return self.folder_of_block / f"log_{self.stage}.txt"
 
     @property
@@ -64,12 +64,12 @@ class BlockTask(NamedTuple):
 
     @property
     def done_file(self) -> Path:
-        """The newest of the files that it writes at its end; where there is none, its folder."""
+        """The newest of the task's final files; without one, its folder."""
         files = sorted(self.folder_of_block.glob(_MADE[self.stage]), key=_time_of)
         return files[-1] if files else self.folder_of_block
 
     def state(self, seconds: float) -> str:
-        """Return a line about the task while it runs: for how long, and what its logs say last."""
+        """Return a line about the running task: its time and the last line of its logs."""
         line = f"{self.name}: {duration_text(seconds)} so far"
         with contextlib.suppress(OSError):
             logs = sorted(self.folder_of_block.rglob("log*.txt"), key=_time_of)

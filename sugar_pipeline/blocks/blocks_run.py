@@ -130,7 +130,7 @@ def _write_page(
 
 
 def tasks_of(args: argparse.Namespace, plan: BlockPlan) -> list[BlockTask]:
-    """All tasks, in an order in which each finds what it reads."""
+    """All tasks in an order that satisfies their dependencies."""
     folder = str(plan.folder)
     stages = STAGES if runs_stage(args, "refine") else STAGES[: STAGES.index("refine")]
     return [BlockTask(stage, folder, block.number) for stage in stages for block in plan.blocks]

@@ -33,7 +33,7 @@ _QUEUES = {"slurm": "SLURMCluster", "pbs": "PBSCluster"}
 
 
 def run_on_cluster(tasks: Sequence[BlockTask], cluster: str, console: Console) -> None:
-    """Run tasks on the workers of a cluster; those of a stage follow on those that they read.
+    """Run tasks on the workers of a cluster; each task waits for the tasks that it reads.
 
     Args:
         tasks: Of one plan, in an order in which each finds what it reads.
@@ -72,7 +72,7 @@ def check_cluster(cluster: str) -> None:
 
 
 def perform_on_worker(stage: str, folder: str, number: int, *previous: float) -> float:
-    """Run a task on a worker; what it prints goes to its log. Return its seconds.
+    """Run a task on a worker, with its output in its log; return its seconds.
 
     Args:
         previous: Results of the tasks whose files it reads; they are only waited for.
@@ -96,7 +96,7 @@ def _load_distributed(cluster: str) -> tuple[ModuleType, ...]:
 
 @contextlib.contextmanager
 def _connected(distributed: ModuleType, cluster: str, n_blocks: int) -> Iterator[Any]:
-    """A client of the cluster, whose workers end with it where it has started them."""
+    """A client of the cluster; workers that it started end with it."""
     _, dask_settings = _load_distributed(cluster)
     settings = {
         "distributed.scheduler.allowed-failures": DEATHS,
@@ -166,7 +166,7 @@ def _n_devices() -> int:
 
 
 def _check_workers(client: Any, folder: Path, console: Console) -> None:
-    """Wait for a worker, and check that those that are there can do the work.
+    """Wait for a worker, and check program, version and folder of all workers.
 
     Raises:
         UserError: There is none, or one lacks this program, has another version or does not see
@@ -221,7 +221,7 @@ def _facts_of_worker(plan_file: str) -> tuple[str, bool]:
 
 
 def _submitted(client: Any, tasks: Sequence[BlockTask]) -> dict[str, Any]:
-    """Hand all tasks to the scheduler, each with those that it has to wait for."""
+    """Submit all tasks to the scheduler with their dependencies."""
     futures: dict[str, Any] = {}
     for task in tasks:
         earlier = []
@@ -244,7 +244,7 @@ def _submitted(client: Any, tasks: Sequence[BlockTask]) -> dict[str, Any]:
 
 
 def _follow(distributed: ModuleType, futures: dict[str, Any], console: Console) -> None:
-    """Print what ends; the first task that failed for good ends the run."""
+    """Print finished tasks; the first task that fails for good ends the run."""
     names = {future.key: name for name, future in futures.items()}
     ended = distributed.as_completed(list(futures.values()))
     n_ended = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands call of the blocks; runs of whole captures go without this package."""
+"""Functions of blocks that the commands call; runs of whole captures do not import them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class RefinedPart:
         return cls(block, mesh, stages.refine.result, textured)
 
     def read_cloud(self, vertices: np.ndarray | None = None) -> BoundCloud:
-        """Read the refined model of the block, without what surrounds it.
+        """Read the refined model of the block without its surroundings.
 
         Args:
             vertices: In place of its own, (V, 3) world units; None for those.
@@ -74,7 +74,7 @@ class RefinedPart:
         )
 
     def read_textured(self, vertices: np.ndarray) -> TexturedMesh:
-        """Read the textured mesh of the block, without what surrounds it, at other vertices.
+        """Read the textured mesh of the block without its surroundings, at other vertices.
 
         Raises:
             UserError: It is of another mesh.
@@ -94,7 +94,7 @@ class RefinedPart:
 
 
 def agreed_vertices(parts: Sequence[RefinedPart]) -> list[np.ndarray]:
-    """Return the refined vertices of each part; those of several parts are at their mean place.
+    """Return the refined vertices of each part; shared vertices get their mean position.
 
     (V, 3) float64 world units each
     """
@@ -105,7 +105,7 @@ def agreed_vertices(parts: Sequence[RefinedPart]) -> list[np.ndarray]:
 def with_shared_means(
     meshes: Sequence[TriangleMesh], refined: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Return vertices, of which those that several meshes share are at their mean place.
+    """Return vertices; those that several meshes share get their mean position.
 
     Args:
         meshes: Before the refinement; they share the vertices of equal places on their borders.

@@ -81,7 +81,7 @@ def cut_space(points: np.ndarray, work: np.ndarray, n: int) -> list[BlockBox]:
 
 
 def margin_of(boxes: Sequence[BlockBox], bounds: BlockBox) -> float:
-    """Length by which boxes reach into each other, world units: a share of the shortest side.
+    """Overlap of boxes in world units: a share of the shortest side.
 
     Args:
         bounds: Where boxes end that have no end.

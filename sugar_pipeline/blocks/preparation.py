@@ -139,7 +139,7 @@ def block_flags(
 
 
 def _recipe(overview: Overview, n: int) -> Recipe:
-    """Return what the blocks are made of."""
+    """Return the recipe of the blocks."""
     sizes = sorted({(c.width, c.height) for c in overview.scene.train_cameras})
     inputs = {"overview": file_digest(overview.checkpoint.ply_path)}
     return Recipe({"blocks": n, "sizes": sizes}, {**inputs, **scene_inputs(overview.scene)})

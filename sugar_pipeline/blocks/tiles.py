@@ -145,7 +145,7 @@ class _LevelWriter:
 
 
 def _halves(tiles: Sequence[Tile]) -> list[Sequence[Tile]]:
-    """Divide tiles across the longest side of what they cover; one alone stays."""
+    """Divide tiles across the longest side of their box; a single tile stays whole."""
     if len(tiles) == 1:
         return [tiles]
     centers = np.array([np.add(*tile.box) / 2 for tile in tiles])

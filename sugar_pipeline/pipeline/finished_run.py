@@ -33,7 +33,7 @@ _WITHOUT_EFFECT = ("verbose", "config")  # flags that change no result
 
 
 class FinishedRun:
-    """The notes of a run in its folder of results; the commands ask it first, and tell it last.
+    """The record of a finished run in its folder of results; read first and written last.
 
     Args:
         args: Flags of the run.
@@ -60,7 +60,7 @@ class FinishedRun:
         return None
 
     def note(self, result: PipelineResult) -> None:
-        """Note the end of a run, unless it is not sure that all is known that it was made of."""
+        """Record the end of a run, unless some of its inputs may be unknown."""
         if not result.files:
             return
         recipe = self._present_recipe()

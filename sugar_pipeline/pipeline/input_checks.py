@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what later stages read, made before the first stage takes its time."""
+"""Checks of the inputs of later stages, made before the first stage."""
 
 from __future__ import annotations
 

@@ -262,5 +262,5 @@ def messages(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _changed(args: argparse.Namespace, flags: Iterable[Flag]) -> list[str]:
-    """The flags, as they are typed, whose values are not the defaults."""
+    """The flags with values other than the defaults, as typed."""
     return [f"--{one.name}" for one in flags if getattr(args, one.name) != one.default]

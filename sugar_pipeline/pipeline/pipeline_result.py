@@ -79,7 +79,7 @@ def dropped_views(records: Iterable[StageRecord]) -> dict[str, str]:
 
 @dataclass(repr=False)
 class PipelineResult:
-    """Files and figures of a run; filled stage by stage. None for what was not made."""
+    """Files and figures of a run, filled stage by stage; None until then."""
 
     records: list[StageRecord] = field(default_factory=list)
     coarse_mesh: Path | None = None  # PLY

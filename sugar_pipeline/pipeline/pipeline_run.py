@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the stages of a plan in one process, check what they made, and write the report."""
+"""Run the stages of a plan in one process, check their results, and write the report."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def run_stages(
     revise: Revise | None = None,
     start: float | None = None,
 ) -> PipelineResult:
-    """Run all stages of a plan; what is finished already is not repeated.
+    """Run all stages of a plan; finished ones are skipped.
 
     All stages share one store of decoded photographs. Several processes train together; the first
     alone does the rest while the others wait.
@@ -275,7 +275,7 @@ class _PipelineRun:
         return self._with_mesh_health(file_record(TEXTURED, path))
 
     def _with_mesh_health(self, record: StageRecord) -> StageRecord:
-        """Add figures of some views of the last mesh, its grade, and what is wrong with it."""
+        """Add figures of some views of the last mesh, its grade, and the reason."""
         options = self.plan.mesh
         result = self.result
         if options is None or options.bboxmin is not None or result.coarse_mesh is None:
@@ -389,7 +389,7 @@ class _PipelineRun:
         return pipeline_report.write_report(path, title, result.records, content, notify)
 
     def _report_content(self) -> ReportContent:
-        """Gather what the report shows of the stages that made something."""
+        """Gather the report's entries of the stages with results."""
         result = self.result
         # A stage that failed its checks may have ended the pipeline.
         plan = replace(
@@ -551,7 +551,7 @@ def _measure(plan: PipelinePlan, result: PipelineResult) -> dict[str, MeshQualit
 
 
 def _is_current(report: Path, records: Sequence[StageRecord]) -> bool:
-    """Whether a report of all stages exists that is newer than what they made."""
+    """Whether a report of all stages exists that is newer than their results."""
     if not report.is_file():
         return False
     if f"<title>{TITLE}" not in report.read_text(encoding="utf-8", errors="replace"):

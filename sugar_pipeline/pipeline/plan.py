@@ -268,7 +268,7 @@ def convert_options(args: argparse.Namespace) -> ConvertOptions | None:
 def _run_of(args: argparse.Namespace, stage: str) -> RunOptions:
     """Options of a stage's run; ``--resume PATH`` applies only to the stage of that checkpoint.
 
-    The name of the checkpoint's folder tells the stage; it is the coarse one if unknown.
+    The stage follows from the name of the checkpoint's folder; unknown names are coarse.
     """
     options = from_args(RunOptions, args)
     if options.resume in ("auto", "none"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the parts of a run took, noted in its folder of results for later calls of the run."""
+"""Durations of the parts of a run, stored in its folder of results for later calls."""
 
 from __future__ import annotations
 

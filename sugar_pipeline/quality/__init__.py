@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good results are: against a known surface, and against photographs."""
+"""Quality of results: against a known surface, and against images."""

@@ -51,7 +51,7 @@ class ExportedMesh:
 
 @dataclass(frozen=True)
 class Shape:
-    """Counts of a mesh whose vertices at one place are one vertex."""
+    """Counts of a mesh after joining vertices at equal positions."""
 
     positions: int  # different places of the vertices
     open_edges: int  # edges of a single triangle
@@ -60,7 +60,7 @@ class Shape:
 
     @classmethod
     def of(cls, mesh: ExportedMesh) -> Shape:
-        """Count after joining what texture coordinates cut."""
+        """Count after joining vertices that texture coordinates split."""
         places, rows = np.unique(mesh.vertices, axis=0, return_inverse=True)
         faces = rows.reshape(-1)[mesh.faces]
         colors = np.zeros((len(places), 3), np.uint8)
@@ -268,7 +268,7 @@ def _named_files(path: Path, words: tuple[str, ...]) -> list[Path]:
 
 
 def _without_colors(path: Path, files: tuple[Path, ...]) -> str:
-    """Return the text of the error for a mesh without colours, which says what is missing."""
+    """Return the error text for a mesh without colours."""
     missing = _missing_file(path, files)
     if missing is not None:
         return f"{path}: has no texture, because {missing} is not beside it; copy it, too"

@@ -77,7 +77,7 @@ class ComparisonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedOptions(ComparisonOptions):
-    """Flags of ``metrics.py --exported``: the file, and what it is compared with."""
+    """Flags of ``metrics.py --exported``: the file and its references."""
 
     exported: Path = _flag(
         MISSING,

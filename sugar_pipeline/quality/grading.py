@@ -46,7 +46,7 @@ _RIM_SHARE = 0.5  # of the border of a hole that has to be a rim
 
 
 class Grade(NamedTuple):
-    """A word for the quality and the figure, or figures, that it comes from."""
+    """A grade with the figures that it is based on."""
 
     word: Word
     reason: str
@@ -106,7 +106,7 @@ def grade_mesh(figures: Mapping[str, float]) -> Grade | None:
 
 
 def loses(refined: Mapping[str, float], coarse: Mapping[str, float]) -> float:
-    """Decibels by which the views of a refined model are worse than the coarse model's."""
+    """Drop of PSNR from the coarse to the refined model, dB."""
     if "psnr" not in refined or "psnr" not in coarse:
         return 0.0
     return max(0.0, coarse["psnr"] - refined["psnr"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times that stages take beside training, and those of meshes by their triangles."""
+"""Predicted seconds of stages outside of training, and of meshes by their triangles."""
 
 from __future__ import annotations
 

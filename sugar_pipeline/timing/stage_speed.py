@@ -20,7 +20,7 @@ TIMED_STEPS = 8
 
 @dataclass(frozen=True)
 class Speed:
-    """The measured speed of a training stage, and what it was measured on."""
+    """The measured speed of a training stage, with its workload."""
 
     seconds: float  # of an iteration
     n_views: int

@@ -108,7 +108,7 @@ class TimePlan:
         self._continue_earlier_plan()
 
     def _continue_earlier_plan(self) -> None:
-        """Read what an earlier process with the same flags chose, unless it starts anew."""
+        """Read the choices of an earlier process with the same flags, unless it starts anew."""
         args = self._args
         starts_anew = args.overwrite or args.resume == "none"
         if starts_anew or not self._recipe.is_current(self._file):
@@ -165,7 +165,7 @@ class TimePlan:
         )
 
     def preview(self, images: ImageStore) -> None:
-        """Print what the coarse stage would be given."""
+        """Print the lengths that the coarse stage would get."""
         self._choose("coarse", self._make(self._args), images)
 
     def _choose(self, stage: str, plan: PipelinePlan, images: ImageStore) -> dict[str, object]:
@@ -224,7 +224,7 @@ class TimePlan:
         return speed
 
     def _note_speed(self, stage: str, plan: PipelinePlan, speed: Speed) -> None:
-        """Keep what the times of other stages are estimated from."""
+        """Record the measurements that estimates of other stages use."""
         self._step = speed.seconds / costs_of(plan)[stage]
         self._speed = speed
 
@@ -248,7 +248,7 @@ class TimePlan:
         self._console.headline(f"expected ends: {', '.join(ends)}")
 
     def _minutes_of(self, iterations: Mapping[str, int], plan: PipelinePlan) -> float:
-        """Minutes of a whole run whose stages have so many iterations."""
+        """Predicted minutes of a whole run with these numbers of iterations."""
         costs = costs_of(plan)
         names = [*plan.stages, RESULTS]
         seconds = self.spent + sum(self._seconds_without_training(names, plan).values())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of flags in DOCS/TRAINING.md, made of what the flags say about themselves.
+"""Tables of flags in DOCS/FLAGS.md, generated from the help of the parsers.
 
 ``python -m tests.support.flag_tables`` writes them anew. A table stands below a line such as
-``<!-- flags of train.py: input, image size -->``, which names a script and headings of its
-``--help``.
+``<!-- flags of train.py: input, image size -->``, which names a script, or a verb of ``sugar`` that
+has none, and headings of its ``--help``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 from sugar_pipeline.command_line import PROGRAMS
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "DOCS" / "TRAINING.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "DOCS" / "FLAGS.md"
 MARKER = re.compile(r"^<!-- flags of (\S+): (.+) -->$")
 WHEN_UNSET = re.compile(r"(?:^|; )unset: (.+)$")
 
 
-def parser_for(script: str) -> argparse.ArgumentParser:
-    """The parser of an entry point."""
-    return PROGRAMS[script].make_parser(None)
+def parser_for(program: str) -> argparse.ArgumentParser:
+    """Return the parser of a script, or of a verb that has none."""
+    return PROGRAMS[program].make_parser(None)
 
 
 def flag_rows(parser: argparse.ArgumentParser, *titles: str) -> list[str]:

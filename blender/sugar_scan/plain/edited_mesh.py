@@ -16,7 +16,7 @@ _ADVICE = "only move vertices (sculpt, pose, grab) or delete some, then export a
 def write_edited(
     path: Path, result: ResultFolder, numbers: np.ndarray, vertices: np.ndarray, faces: np.ndarray
 ) -> None:
-    """Write an edited mesh as ``export.py --repose`` takes it, with the record of where it stands.
+    """Write an edited mesh for ``sugar export --repose``, with the record of its placement.
 
     Args:
         path: The OBJ; the record is beside it.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps of photographs that say what surface they show: its depth, its normals."""
+"""Depth maps and normal maps of images."""

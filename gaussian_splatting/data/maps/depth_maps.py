@@ -53,7 +53,7 @@ from sugar_utils.settings import flag
 FOLDER = "depths"
 CONFIDENCE = "confidence"
 MAX_DEPTH_POINTS = 4_000_000  # of a scan
-MIN_POINTS = 8  # observed points that tell whether a map fits, and scale and shift of one image
+MIN_POINTS = 8  # observed points for checking a map, and fitting its scale and shift
 # A map fits if the median relative error of its points is at most this, or this share of the error
 # that one depth for all points would have, and never more than a tenth.
 FINE_ERROR = 0.03
@@ -259,7 +259,7 @@ def _scan_depths(
 
 
 def _in_metres(raw_maps: Mapping[str, _RawMap], unit: str) -> _AlignedMaps:
-    """Convert maps to metres, where no points tell their scale.
+    """Convert maps to metres, where no points determine their scale.
 
     Args:
         unit: One of ``UNITS``, or ``AUTO``.

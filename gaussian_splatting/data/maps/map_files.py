@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of maps beside photographs: found, read in their type, reduced, without distortion."""
+"""Files of depth and normal maps: lookup, reading, reduction, undistortion."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from scipy.spatial import KDTree
 
 from gaussian_splatting.data.cameras import Camera
 
-_SAMPLES = 2_000  # points whose neighbours tell how densely the scan is
+_SAMPLES = 2_000  # points for measuring the density of the scan
 _NEIGHBOR = 4  # the neighbour whose distance counts; the nearest may be a double
 _GAP = 1.5  # times the spacing, within which points in front are a surface without holes
 _MAX_WINDOW = 8  # pixels

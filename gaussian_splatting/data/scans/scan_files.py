@@ -243,7 +243,7 @@ def _load_laspy(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _scan_errors(path: Path) -> Iterator[None]:
-    """Turn what readers raise for damaged files into a ``UserError``: errors of many classes.
+    """Convert errors of readers, of many classes, into a ``UserError``.
 
     Files are read in pieces, so a ``MemoryError`` comes from a damaged header, too.
     """

@@ -18,7 +18,7 @@ from sugar_utils.errors import Notify, UserError
 
 _REACH = 3.0  # times the distance of most points from their middle
 _CAMERA_REACH = 10.0  # times that of the cameras, where there are no points
-_QUANTILE = 0.95  # of the points; the others are strays
+_QUANTILE = 0.95  # of the points; the others are outliers
 _MAX_GAP = 0.05  # of the reach of the points, from most of them to the scan
 _LEAST_SHARE = 0.1  # of the points that must have the scan near them
 _SAMPLES = 5_000
@@ -56,7 +56,7 @@ class ScanFrame:
         return np.linalg.norm(positions - self.middle, axis=1) <= self.radius
 
     def require_overlap(self, path: Path, scan: Scan, notify: Notify) -> None:
-        """Raise a ``UserError`` where a scan is not what the photographs show."""
+        """Raise a ``UserError`` if a scan does not match the scene."""
         if not len(scan.positions):
             places = " and ".join(
                 f"({', '.join(f'{value:.6g}' for value in place)})"

@@ -11,12 +11,12 @@ _GROWTH = 1.25  # of the side of cells, until few enough points are left
 _FIRST_SIDE = 0.25  # of the side that a square of the extent would need
 _MAX_CELLS = 1 << 20  # along an axis; three such numbers fit into one of 64 bits
 _LEAST_SIDE = 1e-30  # world units
-_QUANTILES = 0.02, 0.98  # the extent of most points; strays do not coarsen the others
+_QUANTILES = 0.02, 0.98  # the extent of most points; outliers do not coarsen the others
 
 
 @dataclass
 class VoxelGrid:
-    """Points that arrive in pieces, of which about ``limit`` at most are kept.
+    """Points that arrive in chunks; about ``limit`` at most are kept.
 
     Until the limit is passed nothing is thinned. Memory is that of twice the limit and a piece.
     """

@@ -208,7 +208,7 @@ def _unit_pair(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean(values: Tensor, weights: Tensor | None = None) -> float:
-    """Mean whose order of summation is fixed: within rows first, then over rows."""
+    """Mean with a fixed order of summation: within rows first, then over rows."""
     if weights is not None:
         total = 3 * float(weights.sum(dim=1, dtype=torch.float64).sum())
         values = values * weights[..., None]

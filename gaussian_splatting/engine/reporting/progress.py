@@ -117,7 +117,7 @@ class Reporter(contextlib.AbstractContextManager):
             self._console.info(f"iteration {iteration}: {name} {value:.4f}")
 
     def _picture_views(self, iteration: int, images: ImageStore) -> dict[str, float]:
-        """Picture some views; return the means of what the stage measures in them."""
+        """Render some views; return the means of the stage's view metrics."""
         metrics: dict[str, list[float]] = {}
         self._pictures.clear()
         for camera in self._pictured:

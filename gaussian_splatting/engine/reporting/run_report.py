@@ -68,7 +68,7 @@ def add_run_section(
     page.charts(_charts(curves))
     pictures = run_directory / "views.png"
     if pictures.is_file():
-        caption = "photograph, render, depth (white is far) and normals"
+        caption = "photograph, render, depth (yellow is near, violet far) and normals"
         page.wide_picture(html.Picture(pictures, caption))
     _add_worst(page, record, run_directory)
     chosen = {**record.get("sources", {}), **record.get("settings", {})}

@@ -54,7 +54,7 @@ class Findings:
     constant_psnr: float | None = None
 
     def health(self) -> dict[str, float]:
-        """Figures that tell whether the run failed, as of :func:`problem_of`."""
+        """Figures for the health check of the run, see :func:`problem_of`."""
         values = {
             "psnr": self.counted_psnr,
             "constant_psnr": self.constant_psnr,
@@ -65,7 +65,7 @@ class Findings:
 
     @property
     def gap(self) -> float | None:
-        """Decibels by which training views are better than held-out ones."""
+        """Difference between the PSNR of training views and of held-out views, dB."""
         if self.held_out is None or self.training is None:
             return None
         return _decibels(self.training) - _decibels(self.posed or self.held_out)
@@ -113,7 +113,7 @@ class Findings:
         return {**finite, "worst photographs": worst}
 
     def lines(self, note: str) -> list[str]:
-        """Lines for the console; ``note`` says what held-out figures must be read with."""
+        """Lines for the console; ``note`` qualifies held-out figures."""
         lines = []
         if self.held_out is not None:
             n = len(self.held_out.per_view)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of ``export.py`` for game engines."""
+"""Flags of ``sugar export`` for game engines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class EngineOptions:
     )
     lods: int | None = _flag(
         None,
-        "so many levels of detail, each with a quarter of the triangles of the one before: "
+        "number of levels of detail, each with a quarter of the triangles of the one before: "
         "NAME_LOD0.glb and so on, and all of them in NAME.glb by MSFT_lod",
         parse=positive_int,
         no_effect_when="it is an error unless --to glb",

@@ -101,7 +101,7 @@ def _append_level(content: dict[str, Any], level: dict[str, Any]) -> None:
 
 
 def _screen_coverage(levels: tuple[TexturedMesh, ...]) -> list[float]:
-    """Return the share of the screen down to which each level is shown; the last one always is.
+    """Return the smallest screen coverage of each level; the last one is always shown.
 
     Half of the triangles face the camera. A level takes over where they are small.
     """

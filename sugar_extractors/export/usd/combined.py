@@ -19,7 +19,7 @@ GAUSSIANS = f"{ROOT}/Gaussians"
 
 
 def write_combined_usdz(export: CombinedExport) -> None:
-    """Write a USDZ whose Gaussians are rendered and whose mesh is their proxy.
+    """Write a USDZ with Gaussians for rendering and a mesh as their proxy.
 
     The mesh is a collider, too, unless the export has shapes of its own to collide with.
 

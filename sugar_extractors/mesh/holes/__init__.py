@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holes of a mesh: which are closed, by what surface, and what photographs say about it."""
+"""Hole filling of meshes: choice of holes, surfaces, and evidence of images."""

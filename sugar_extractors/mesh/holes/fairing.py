@@ -25,7 +25,7 @@ _SOLUTIONS = 2  # each with the weights of the surface before
 
 @dataclass(frozen=True)
 class OneRing:
-    """The faces around a patch, whose vertices are those of the patch first, then the ring."""
+    """The faces around a patch; vertices are those of the patch, then those of the ring."""
 
     ring: np.ndarray  # vertices of the ring, (N, 3)
     ring_faces: np.ndarray  # between all these vertices, (F, 3)
@@ -55,7 +55,7 @@ class Laplacian(NamedTuple):
 
 
 def cotangent_laplacian(patch: Patch, vertices: np.ndarray, one_ring: OneRing) -> Laplacian:
-    """Return the Laplacian of a patch whose vertices, (P, 3), lie elsewhere than in its mesh."""
+    """Return the Laplacian of a patch at other vertex positions, (P, 3)."""
     # Here and not above: most commands start without it.
     from scipy.sparse import coo_array
 
@@ -90,7 +90,7 @@ def cotangent_laplacian(patch: Patch, vertices: np.ndarray, one_ring: OneRing) -
 
 
 def membrane(laplacian: Laplacian, values: np.ndarray, n_rim: int) -> np.ndarray:
-    """Return harmonic values inside of a patch whose rim has some. (R, K) -> (P, K)"""
+    """Interpolate values of the rim harmonically inside a patch. (R, K) -> (P, K)"""
     # Here and not above: most commands start without it.
     from scipy.sparse import csc_array
     from scipy.sparse.linalg import splu

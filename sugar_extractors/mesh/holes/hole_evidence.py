@@ -26,7 +26,7 @@ FRONT_PIXELS = 2  # all pixels this near to a point have to show a deeper surfac
 
 @dataclass(frozen=True)
 class ViewEvidence:
-    """The evidence of training views; :meth:`judge` is what filling asks."""
+    """Evidence of training views about a filling; hole filling calls :meth:`judge`."""
 
     cameras: Sequence[Camera]
     hull: VisualHull | None  # of the masks of an object; None without

@@ -42,7 +42,7 @@ MAX_LOOP = 2048  # edges of a loop: chords of larger ones take too much memory
 
 @dataclass(frozen=True)
 class HoleCounts:
-    """Holes of a mesh by what became of them."""
+    """Counts of filled holes, and of open holes by their reasons."""
 
     filled: int = 0
     too_large: int = 0
@@ -76,7 +76,7 @@ class HoleCounts:
 
 
 class FilledMesh(NamedTuple):
-    """A mesh of which some holes were closed."""
+    """A mesh with some holes closed."""
 
     mesh: TriangleMesh  # the one before where no hole was filled
     counts: HoleCounts
@@ -94,7 +94,7 @@ def fill_holes(
 
     Args:
         mesh: Its vertices and faces stay, in their order; new ones come behind them.
-        judge: Says what photographs tell about points.
+        judge: Returns the evidence of images about points.
         is_object: Whether masks tell what the object is. If not, the longest border of each
             component is the end of what was reconstructed and stays.
         box: Vertices outside of it do not count for the size of a component; None: all count.

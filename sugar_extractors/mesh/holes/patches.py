@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fillings of holes as one mesh, whose edges become as long as those around it, and Delaunay."""
+"""Patch refinement: triangles of fillings become Delaunay, with edges as long as around them."""
 
 from __future__ import annotations
 

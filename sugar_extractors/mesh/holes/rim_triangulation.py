@@ -23,7 +23,7 @@ class RimEdges:
 
     @classmethod
     def of(cls, mesh: TriangleMesh, loops: Sequence[np.ndarray]) -> RimEdges:
-        """Return the edges of a mesh both of whose ends lie on loops."""
+        """Return the edges of a mesh with both ends on loops."""
         is_rim = np.zeros(mesh.n_vertices, dtype=bool)
         for loop in loops:
             is_rim[loop] = True
