@@ -14,9 +14,9 @@ from sugar_pipeline import commands
 from sugar_pipeline.demo import demo_scene
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
-from sugar_pipeline.timing import one_run, stage_costs, time_plan
+from sugar_pipeline.timing import lengths, one_run, stage_costs, time_plan
 from sugar_pipeline.timing.stage_speed import Speed
-from sugar_pipeline.timing.time_plan import TimePlan
+from sugar_pipeline.timing.time_plan import ExpectedTimes, TimePlan
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.settings import given_flags, with_flags
@@ -141,6 +141,21 @@ def test_images_become_smaller_where_schedules_would_be_too_short(tmp_path, monk
     assert plan.vanilla.size == plan.refine.size == plan.coarse.size
 
 
+def test_a_refinement_that_would_be_too_short_leaves_its_time_to_the_others(tmp_path, monkeypatch):
+    Machine(monkeypatch)
+    _, plan = planned(tmp_path)
+    speed = Speed(0.2, 20, 640, 480, MEGAPIXELS)
+    pace = lengths.Pace.of("coarse", plan, speed)
+    seconds = [lengths.seconds_of_stages("coarse", plan, pace, 60.0 * m) for m in (4, 15)]
+    assert seconds[0]["refine"] == 0 < seconds[1]["refine"]
+    for minutes, of_stages in zip((4, 15), seconds, strict=True):
+        assert sum(of_stages.values()) == pytest.approx(60.0 * minutes)
+    refinement = Speed(0.25, 20, 640, 480, MEGAPIXELS)
+    n = [lengths.choose_length("refine", plan, refinement, pace, 60.0 * m) for m in (3, 30)]
+    assert n[0] == 1
+    assert n[1] >= lengths.ENOUGH["refine"]
+
+
 @pytest.mark.parametrize(("minutes", "n_triangles"), [(10, 150_000), (40, 184_320)])
 def test_meshes_suit_the_images_and_take_a_small_part_of_the_time(
     minutes, n_triangles, tmp_path, monkeypatch
@@ -203,10 +218,9 @@ def test_minutes_that_cannot_be_planned_are_refused_first(flags, said, tmp_path,
 
 def test_without_minutes_the_expected_ones_are_told_once(tmp_path, monkeypatch, capsys):
     Machine(monkeypatch)
-    parser = full_parser(None)
     words = ["-s", "scans/cup", "-r", "multiview", "--output_dir", str(tmp_path)]
-    args = parser.parse_args(words)
-    times, plan = TimePlan(args, full_plan, {}, Console()), full_plan(args)
+    plan = full_plan(full_parser(None).parse_args(words))
+    times = ExpectedTimes(Console())
     for stage in ("vanilla", "coarse", "mesh", "refine", "texture"):
         assert times(stage, plan, None) is plan
     told = capsys.readouterr().out
@@ -276,7 +290,7 @@ def test_minutes_that_cannot_be_planned_are_refused_before_the_cameras(tmp_path,
 def test_too_few_minutes_are_said_and_the_run_ends_with_what_is_possible(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(time_plan, "LEAST", time_plan.LEAST | {"coarse": 16})
+    monkeypatch.setattr(lengths, "LEAST", lengths.LEAST | {"coarse": 16})
     scene = make_tiny_scene(tmp_path / "scene")
     short = SHORT_PIPELINE[:2] + SHORT_PIPELINE[4:]
     checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", scene)

@@ -13,7 +13,7 @@ from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
 from sugar_pipeline.pipeline.pipeline_run import run_stages
 from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan, with_mode
-from sugar_pipeline.timing.time_plan import TimePlan, announce_end, require_plannable
+from sugar_pipeline.timing.time_plan import ExpectedTimes, TimePlan, announce_end, require_plannable
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.settings import given_flags, with_flags
@@ -67,5 +67,7 @@ def run_planned(
         if args.minutes is not None:
             raise UserError("--minutes needs one process; run without torchrun")
         return run_stages(plan, console, None, start)
+    if args.minutes is None:
+        return run_stages(plan, console, ExpectedTimes(console), start)
     times = TimePlan(args, make, changed_flags, console, start)
     return run_stages(plan, console, times, start)
