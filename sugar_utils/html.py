@@ -2,8 +2,8 @@
 """One HTML file that needs nothing else: no font, no picture from elsewhere.
 
 The Jinja template ``web/page.html.j2`` shows blocks, in light and dark, on a phone and on paper.
-The 3D viewer is Google's ``<model-viewer>`` as published (version 4.4.0, Apache-2.0, with parts
-under the BSD and MIT licences that it names). All text is escaped.
+``web/scan.html.j2`` is the 3D viewer of a mesh and its Gaussians, which a report frames as the page
+that it is. All text is escaped.
 """
 
 from __future__ import annotations
@@ -311,9 +311,14 @@ class Page:
         """Append one picture over the whole width; narrow screens scroll it."""
         self._add("wide", figure=_figure(picture, width=1600))
 
-    def model(self, glb: bytes) -> None:
-        """Append a 3D viewer of a GLB with the variants ``textured`` and ``clay``."""
-        self._add("model", glb=_base64(glb))
+    def frame(self, path: Path, root: Path, title: str) -> None:
+        """Append another page, by a link relative to the folder of this one.
+
+        Browsers load it when its title is clicked, because pages of scans are large.
+        """
+        link = Link.to(path, root)
+        if link.href:
+            self._add("frame", href=link.href, folded=title)
 
     def files(self, paths: Iterable[Path], root: Path, folded: str | None = None) -> None:
         """Append files with their sizes, as links relative to the folder of this page."""
@@ -322,13 +327,8 @@ class Page:
 
     def html(self) -> str:
         """The page as text."""
-        component = None
-        if any(block["kind"] == "model" for block in self._blocks):
-            source = (WEB / "model-viewer-umd.min.js").read_text(encoding="utf-8")
-            # Maps of the source are not carried along.
-            component = source.split("\n//# sourceMappingURL")[0]
         return _template("page.html.j2").render(
-            title=self._title, subtitle=self._subtitle, blocks=self._blocks, component=component
+            title=self._title, subtitle=self._subtitle, blocks=self._blocks
         )
 
 

@@ -177,7 +177,22 @@ def test_links_without_a_relative_path_are_text(monkeypatch):
     assert Link.to(Path("x"), Path("y")) == Link("x")
     page = Page("t")
     page.table(("file",), [(Link("x"),)])
+    page.frame(Path("x"), Path("y"), "title")
     assert "<a" not in page.html()
+    assert "<iframe" not in page.html()
+
+
+def test_a_framed_page_is_loaded_when_its_title_is_clicked(tmp_path):
+    page = Page("t")
+    page.frame(tmp_path / "a b" / "index.html", tmp_path / "run", HOSTILE)
+    structure = Structure(page.html())
+    (frame,) = structure.of("iframe")
+    assert frame["src"] == "../a%20b/index.html"
+    assert frame["loading"] == "lazy"
+    assert structure.of("a")[0]["href"] == frame["src"]
+    # What is folded is not on the screen.
+    assert structure.tags.index(("details", {})) < structure.tags.index(("iframe", frame))
+    assert "<script" not in page.html()
 
 
 def test_writing_is_all_or_nothing_and_never_raises(tmp_path, monkeypatch):

@@ -77,6 +77,13 @@ def test_console_reports_and_a_repetition_name_one_duration(inputs, output, caps
     assert durations == {f"{round(seconds) // 60} min {round(seconds) % 60:02} s"}
 
 
+def test_both_reports_frame_the_page_of_the_results(finished):
+    (report_in_run,) = (finished / "refined" / "scan").glob("*/report.html")
+    for report in (finished / "scan" / "report.html", report_in_run):
+        (address,) = re.findall(r'<iframe src="([^"]+)"', report.read_text(encoding="utf-8"))
+        assert (report.parent / address).samefile(finished / "scan" / "index.html")
+
+
 def test_the_log_begins_with_the_first_stage(finished):
     log = (finished / "scan" / "log.txt").read_text(encoding="utf-8")
     stages = re.findall(r"stage (\d) of 4", log)

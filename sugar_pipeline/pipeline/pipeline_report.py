@@ -25,18 +25,19 @@ from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.outputs.mesh_pictures import pick_views, preview_glb, shaded_views
+from sugar_extractors.outputs.mesh_pictures import pick_views, shaded_views
 from sugar_pipeline.pipeline.pipeline_result import StageRecord, dropped_views
 from sugar_pipeline.quality.grading import MAX_PSNR, Grade
 from sugar_pipeline.quality.mesh_quality import MeshQuality
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_rasterizer import rasterize_triangles
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify
 from sugar_utils.html import Link, Page, Picture, duration_text, flattened, write_page
 from sugar_utils.memory import format_bytes
 
 N_VIEWS = 4
 WIDTH = 640  # of the pictures, in pixels
+_VIEWER_TITLE = "Turn the mesh and the Gaussians"
 
 _QUALITY_NOTE = (
     "Measured against the true surface of the object; distances in % of its longest side. "
@@ -73,7 +74,7 @@ class ReportContent:
     # Rows of (H, W, 3) uint8 pictures by caption. Rows of the same views stand above each other, so
     # that they can be compared.
     pictures: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
-    model: bytes | None = None  # a GLB to be turned, at the top of the page
+    viewer: Path | None = None  # the page that turns mesh and Gaussians, at the top
     quality: Mapping[str, MeshQuality] = field(default_factory=dict)  # by name of the mesh
     summary: Summary | None = None
     seconds: float | None = None  # that the run took; None for the sum of its stages
@@ -97,8 +98,8 @@ def _page(root: Path, title: str, stages: Sequence[StageRecord], content: Report
     if total is None:
         total = sum(stage.seconds or 0.0 for stage in stages)
     page = Page(title, f"{now}, {duration_text(total)}")
-    if content.model is not None:
-        page.model(content.model)
+    if content.viewer is not None:
+        page.frame(content.viewer, root, _VIEWER_TITLE)
     if content.summary is not None:
         _add_summary(page, content.summary, root)
     _add_health(page, stages)
@@ -306,14 +307,3 @@ def _render_picture(
         value = psnr(render.cpu(), photograph.float() / 255, pixels.double())
         caption = f"{min(value, MAX_PSNR):.1f} dB{pixels_text}"
     return Picture(to_uint8(render).cpu().numpy(), caption)
-
-
-def model_to_turn(textured: TexturedMesh | None, scene: Scene, notify: Notify) -> bytes | None:
-    """Return the textured mesh for the report, small and as upright as in the folder of results."""
-    if textured is None:
-        return None
-    try:
-        return preview_glb(textured, scene.calibrated_cameras, scene.points)
-    except UserError as error:
-        notify(f"the report has no model to turn: {error}")
-        return None

@@ -48,7 +48,6 @@ _LINEAR = 9729
 _LINEAR_MIPMAP_LINEAR = 9987
 _CLAMP = 33071
 _UNLIT = "KHR_materials_unlit"
-_VARIANTS = "KHR_materials_variants"
 
 
 @dataclass(frozen=True)
@@ -234,20 +233,15 @@ def glb_chunks(
     picture: bytes,
     path: Path,
     style: MeshStyle = MeshStyle(),
-    *,
-    variants: bool = False,
 ) -> Iterator[bytes | memoryview]:
     """Yield a binary glTF 2.0 file in parts: one mesh with its picture.
 
     Args:
         picture: The texture as PNG or JPEG.
         path: Name of the file, after which the mesh is named.
-        variants: Add a second material, grey clay that is lit.
     """
     binary = BinaryPart()
     content = gltf_with_mesh(binary, mesh, picture, path.stem, style)
-    if variants:
-        _add_clay(content)
     yield from finished_glb(content, binary, path, "use --export_glb False")
 
 
@@ -336,25 +330,6 @@ def _material(lit: bool) -> tuple[dict[str, Any], list[str]]:
         return material, []
     material["extensions"] = {_UNLIT: {}}
     return material, [_UNLIT]
-
-
-def _add_clay(content: dict[str, Any]) -> None:
-    """Add a second material, lit by the viewer, and names for both."""
-    clay = {
-        "name": "clay",
-        "doubleSided": True,
-        "pbrMetallicRoughness": {
-            "baseColorFactor": [0.6, 0.6, 0.58, 1.0],
-            "metallicFactor": 0.0,
-            "roughnessFactor": 0.9,
-        },
-    }
-    content["materials"].append(clay)
-    content.setdefault("extensionsUsed", []).append(_VARIANTS)
-    content["extensions"] = {_VARIANTS: {"variants": [{"name": "textured"}, {"name": "clay"}]}}
-    mappings = [{"material": k, "variants": [k]} for k in range(2)]
-    (primitive,) = content["meshes"][0]["primitives"]
-    primitive["extensions"] = {_VARIANTS: {"mappings": mappings}}
 
 
 def read_textured_mesh(
