@@ -108,7 +108,7 @@ def test_a_pipeline_report_has_it_all(tmp_path):
         "0.343%",
         "Coarse mesh",
         "30.00 dB",
-        "PSNR of held-out and",
+        "Last value of each curve",
         "&lt;b&gt;",
         "4.00 KiB",
         "Not there:",
