@@ -53,11 +53,11 @@ from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.naming import INDEX, LOG, scene_name
 from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_options import load_capture
-from sugar_utils import html
 from sugar_utils.command_text import command_text
-from sugar_utils.console import Console, duration_text
+from sugar_utils.console import Console
 from sugar_utils.errors import Notify, OtherSettings, UserError, say_nothing, shortened
 from sugar_utils.files import check_writable
+from sugar_utils.html import duration_text
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.settings import SETTINGS_FILE, changed_flags, write_settings
 
@@ -455,7 +455,7 @@ def print_result(result: PipelineResult, console: Console, minutes: object = Non
         )
     if result.seconds is not None:
         planned = "" if minutes is None else f"; the plan was {minutes:g} minutes"
-        console.headline(f"took {html.duration_text(result.seconds)}{planned}")
+        console.headline(f"took {duration_text(result.seconds)}{planned}")
     if result.grade is not None:
         console.headline(f"the result is {result.grade}")
     missing = {
