@@ -18,8 +18,7 @@ from gaussian_splatting.components.poses import fitted_pose
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import far_below
 from gaussian_splatting.engine.component import Component, IterationContext, TrainedStage
-from gaussian_splatting.engine.reporting.evaluation import fitted_to, psnr
-from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.engine.reporting.evaluation import ImageComparison
 from gaussian_splatting.rasterization import plain_background
 
 LEFT_OUT = "left_out_views"  # key of the views that were left out so far, in a checkpoint
@@ -122,11 +121,6 @@ def smaller(camera: Camera, image: Tensor, side: int = SIDE) -> tuple[Camera, Te
 
 
 def _decibels(stage: TrainedStage, camera: Camera, image: Tensor) -> float:
-    """PSNR after gain and offset of what counts in a view; that of equal images is 100."""
-    render = stage.render(camera, geometry=False).image.clamp(0, 1)
-    target = image[..., :3].to(render) / 255
-    counted = is_counted(image)
-    weights = None if counted is None else counted.to(render.device).double()
-    if weights is not None and not bool(weights.any()):
-        return 0.0
-    return min(psnr(fitted_to(render, target), target, weights), 100.0)
+    """PSNR after gain and offset of what counts in a view; 0 where nothing does."""
+    comparison = ImageComparison.of(camera, stage.render(camera, geometry=False).image, image)
+    return comparison.fitted_psnr() if comparison.n_pixels else 0.0

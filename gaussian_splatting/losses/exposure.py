@@ -81,21 +81,29 @@ def mean_exposure(values: Tensor) -> Tensor:
     return torch.stack([log_gain, exposures[:, 1].mean(dim=0)]).to(values.dtype)
 
 
-def fit_gain_and_offset(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit the gains and offsets, (3,) float64 each, that bring one (H, W, 3) image to another."""
-    mean_x = _mean_of_pixels(image)
-    mean_y = _mean_of_pixels(target)
+def fit_gain_and_offset(
+    image: Tensor, target: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Fit the gains and offsets, (3,) float64 each, that bring one (H, W, 3) image to another.
+
+    Args:
+        weights: How much each pixel counts; None for all alike. (H, W)
+    """
+    mean_x = _mean_of_pixels(image, weights)
+    mean_y = _mean_of_pixels(target, weights)
     x = image.double() - mean_x
     y = target.double() - mean_y
-    variance = _mean_of_pixels(x * x)
-    covariance = _mean_of_pixels(x * y)
+    variance = _mean_of_pixels(x * x, weights)
+    covariance = _mean_of_pixels(x * y, weights)
     is_flat = variance < MIN_VARIANCE
     gain = torch.where(is_flat, 1.0, covariance / variance.clamp_min(MIN_VARIANCE))
     return gain, mean_y - gain * mean_x
 
 
-def _mean_of_pixels(image: Tensor) -> Tensor:
-    return _sum_of_pixels(image) / (image.shape[0] * image.shape[1])
+def _mean_of_pixels(image: Tensor, weights: Tensor | None = None) -> Tensor:
+    if weights is None:
+        return _sum_of_pixels(image) / (image.shape[0] * image.shape[1])
+    return _sum_of_pixels(image * weights[..., None]) / weights.sum()
 
 
 def _sum_of_pixels(image: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor
 from gaussian_splatting.core.cloud import MAX_SH_DEGREE, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.engine.reporting.evaluation import score_views
 from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
 from gaussian_splatting.scenes.scene import Scene, load_scene_for_checkpoint
@@ -297,7 +297,7 @@ def _with_dropped(render: Render, scene: Scene, images: ImageStore) -> Scores:
     dropped = scene.dropped_test_cameras
     if not dropped:
         return {}
-    evaluation = evaluate(render, [*scene.test_cameras, *dropped], images.shown)
+    evaluation = score_views(render, [*scene.test_cameras, *dropped], images.shown)
     names = [camera.name for camera in dropped]
     return {"psnr_with_dropped_views": evaluation.psnr, "dropped_views": names}
 
@@ -331,7 +331,7 @@ def _score(
             distances.append(perceptual(image.clamp(0, 1), target))
         return image
 
-    evaluation = evaluate(render_and_compare, cameras, images.shown, fitted=fitted)
+    evaluation = score_views(render_and_compare, cameras, images.shown, fitted=fitted)
     scores: Scores = {"ssim": evaluation.ssim, "psnr": evaluation.psnr}
     scores["lpips"] = sum(distances) / len(distances) if distances else None
     if fitted:
