@@ -37,8 +37,7 @@ from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.export.reading import read_gaussians_in_scene
 from sugar_extractors.results import capture_of, scene_of
 from sugar_pipeline.quality.exported_mesh import ExportedMesh, Shape, read_exported
-from sugar_scene.mesh_files.textured_mesh_io import sample_texture
-from sugar_scene.triangle_rasterizer import rasterize_triangles
+from sugar_scene.mesh_files.textured_mesh_io import MeshPicture, render_colored, sample_texture
 from sugar_trainers import naming
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import scene_name
@@ -143,13 +142,6 @@ class ExportedOptions(ComparisonOptions):
         return self.output_dir / "metrics" / f"{name}.json"
 
 
-class _Picture(NamedTuple):
-    """A mesh in one view."""
-
-    image: Tensor  # (H, W, 3) in [0, 1]
-    covered: Tensor  # pixels of which every ray meets the mesh, (H, W) bool
-
-
 class MeshRenderer:
     """Renders an exported mesh from cameras of its scene, on one device."""
 
@@ -171,8 +163,8 @@ class MeshRenderer:
         self._face_textures = torch.from_numpy(mesh.face_textures).to(device)
 
     @torch.no_grad()
-    def render(self, camera: Camera) -> _Picture:
-        """Return the picture of a camera."""
+    def render(self, camera: Camera) -> MeshPicture:
+        """Return the picture of a camera; covered are pixels of which every ray meets the mesh."""
         device = self._vertices.device
         size = (camera.height, camera.width)
         image = torch.zeros(*size, 3, device=device)
@@ -183,19 +175,12 @@ class MeshRenderer:
             x = (column + 0.5) / SAMPLES_PER_SIDE - 0.5
             y = (row + 0.5) / SAMPLES_PER_SIDE - 0.5
             shifted = replace(camera, cx=camera.cx - x, cy=camera.cy - y)
-            colors, is_hit = self._render_rays(shifted)
-            image += colors
-            hits += is_hit
-        return _Picture(image / n_rays, hits == n_rays)
-
-    def _render_rays(self, camera: Camera) -> tuple[Tensor, Tensor]:
-        """Return colours of one ray per pixel, (H, W, 3), and whether it meets the mesh, (H, W)."""
-        hits = rasterize_triangles(self._vertices, self._faces, camera)
-        is_hit = hits.covered
-        image = self._background.expand(camera.height, camera.width, 3).clone()
-        faces = hits.face[is_hit].long()
-        image[is_hit] = self._colors_at(faces, hits.barycentrics[is_hit])
-        return image, is_hit
+            rays = render_colored(
+                self._vertices, self._faces, shifted, self._colors_at, self._background
+            )
+            image += rays.image
+            hits += rays.covered
+        return MeshPicture(image / n_rays, hits == n_rays)
 
     def _colors_at(self, faces: Tensor, weights: Tensor) -> Tensor:
         """Return colours of points of the mesh. (P,) rows of faces, (P, 3) -> (P, 3)"""

@@ -9,7 +9,7 @@ texture coordinates 3 i + 1 to 3 i + 3. The GLB has one vertex per such corner.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -495,6 +495,39 @@ def _without_texture(path: Path) -> UserError:
     return UserError(f"{path}: has no texture; pass a mesh that the texture stage wrote")
 
 
+class MeshPicture(NamedTuple):
+    """A mesh in one view."""
+
+    image: Tensor  # colours, (H, W, 3) float in [0, 1]
+    covered: Tensor  # pixels that the mesh covers, (H, W) bool
+
+
+@torch.no_grad()
+def render_colored(
+    vertices: Tensor,
+    faces: Tensor,
+    camera: Camera,
+    colors_at: Callable[[Tensor, Tensor], Tensor],
+    background: Tensor | None = None,
+) -> MeshPicture:
+    """Render a mesh without lighting, with one ray for each pixel.
+
+    Args:
+        vertices: World units. (V, 3)
+        faces: Rows of the vertices. (F, 3)
+        camera: The view.
+        colors_at: Returns colours, (P, 3), from rows of faces, (P,), and barycentrics, (P, 3).
+        background: Colour behind the mesh, (3,) or of each pixel; black when None.
+    """
+    hits = rasterize_triangles(vertices, faces, camera)
+    image = torch.zeros(camera.height, camera.width, 3, device=vertices.device)
+    if background is not None:
+        image[:] = background.to(image)
+    covered = hits.covered
+    image[covered] = colors_at(hits.face[covered].long(), hits.barycentrics[covered])
+    return MeshPicture(image, covered)
+
+
 @torch.no_grad()
 def render_textured(
     mesh: TexturedMesh, camera: Camera, background: Tensor | None = None, *, supersampling: int = 1
@@ -504,16 +537,13 @@ def render_textured(
     Args:
         background: Colour behind the mesh, (3,) or of each sample; black when None.
     """
-    device = mesh.vertices.device
+
+    def colors_at(faces: Tensor, barycentrics: Tensor) -> Tensor:
+        uvs = (barycentrics[..., None] * mesh.uvs[faces]).sum(dim=1)
+        return sample_texture(mesh.texture, uvs)
+
     fine = camera.resized(camera.width * supersampling, camera.height * supersampling)
-    hits = rasterize_triangles(mesh.vertices, mesh.faces, fine)
-    image = torch.zeros(fine.height, fine.width, 3, device=device)
-    if background is not None:
-        image[:] = background.to(image)
-    covered = hits.covered
-    uvs = mesh.uvs[hits.face[covered].long()]
-    at = (hits.barycentrics[covered][..., None] * uvs).sum(dim=1)
-    image[covered] = sample_texture(mesh.texture, at)
+    image = render_colored(mesh.vertices, mesh.faces, fine, colors_at, background).image
     if supersampling == 1:
         return image
     shape = (camera.height, supersampling, camera.width, supersampling, 3)
