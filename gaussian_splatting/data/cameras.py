@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -130,6 +130,26 @@ class Camera:
         height = max(1, round(self.height * scale))
         return self.resized(width, height)
 
+    @overload
+    def to_view(self, points: np.ndarray) -> np.ndarray: ...
+
+    @overload
+    def to_view(self, points: Tensor) -> Tensor: ...
+
+    def to_view(self, points: np.ndarray | Tensor) -> np.ndarray | Tensor:
+        """Return points in the axes of the camera. (N, 3) world units -> (N, 3)
+
+        Tensors keep their precision and device, and gradients reach them.
+        """
+        if isinstance(points, np.ndarray):
+            return points @ self.rotation.T + self.translation
+        rotation = torch.from_numpy(self.rotation).to(points)
+        return points @ rotation.T + torch.from_numpy(self.translation).to(points)
+
+    def coordinates(self, points: Tensor) -> Tensor:
+        """Return :meth:`to_view` of points with the same bits on every machine. (N, 3) -> (N, 3)"""
+        return torch.stack([self.coordinate(points, axis) for axis in range(3)], dim=-1)
+
     def coordinate(self, points: Tensor, axis: int) -> Tensor:
         """Return the coordinate of points along an axis of the camera: 0 x, 1 y, 2 depth.
 
@@ -189,7 +209,7 @@ def near_plane(cameras: Sequence[Camera], points: np.ndarray) -> float:
 
 def _nearest_depth(camera: Camera, points: np.ndarray) -> float | None:
     """Return the depth of the nearest points in the image; None where there are no points."""
-    view = points @ camera.rotation.T + camera.translation
+    view = camera.to_view(points)
     view = view[view[:, 2] > 0]
     if not len(view):
         return None

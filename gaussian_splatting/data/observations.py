@@ -287,7 +287,7 @@ class Observations:
         rows = self.rows.get(camera.name)
         if rows is None:
             return None
-        view = self.points[rows].astype(np.float64) @ camera.rotation.T + camera.translation
+        view = camera.to_view(self.points[rows].astype(np.float64))
         depth = view[:, 2]
         pixels = view[:, :2] / np.where(depth > 0, depth, 1.0)[:, None]
         pixels = pixels * (camera.fx, camera.fy) + (camera.cx, camera.cy)

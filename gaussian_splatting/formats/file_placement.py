@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import moved_cloud
+from gaussian_splatting.core.moved import moved_cloud, moved_points
 from gaussian_splatting.data.world_offset import world_offset
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.schemas import FAR
@@ -41,7 +41,7 @@ def placed_cloud(
             f"{path}: its Gaussians are stretched, sheared or flattened by a transform; apply the "
             "transform to them in the program that made the file"
         )
-    centers = cloud.means.double().cpu().numpy() @ matrix[:3, :3].T + matrix[:3, 3]
+    centers = moved_points(cloud.means.double().cpu().numpy(), matrix)
     if world_offset(centers).any():
         translation = ", ".join(f"{value:.6f}" for value in matrix[:3, 3])
         notify(f"{path}: translation ({translation}) left out, float32 has too few digits for it")

@@ -174,7 +174,7 @@ def _with_ranges(
     usable = []
     ranges = []
     for camera in cameras:
-        view_points = points.astype(np.float64) @ camera.rotation.T + camera.translation
+        view_points = camera.to_view(points.astype(np.float64))
         view_points = view_points[view_points[:, 2] > 0]
         pixels = view_points[:, :2] / view_points[:, 2:] * (camera.fx, camera.fy)
         pixels = pixels + (camera.cx, camera.cy)

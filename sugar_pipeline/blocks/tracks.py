@@ -47,7 +47,7 @@ class CapturePoints:
 
 def projected(points: np.ndarray, camera: Camera) -> np.ndarray:
     """Return the pixels of points; negative behind the camera. (n, 3) -> (n, 2)"""
-    view = points @ camera.rotation.T + camera.translation
+    view = camera.to_view(points)
     depth = view[:, 2:]
     is_before = depth > 0
     plane = view[:, :2] / np.where(is_before, depth, 1.0)

@@ -192,9 +192,7 @@ def pixels_of_edges(ends: Tensor, camera: Camera) -> Tensor:
     starts = ends[:, 0]
     steps = ends[:, 1] - ends[:, 0]
     points = (starts + shares * steps.unsqueeze(0)).reshape(-1, 3)
-    rotation = torch.as_tensor(camera.rotation, dtype=ends.dtype, device="cpu")
-    translation = torch.as_tensor(camera.translation, dtype=ends.dtype, device="cpu")
-    pixels = pixels_of(points @ rotation.T + translation, camera)
+    pixels = pixels_of(camera.to_view(points), camera)
     rows = pixels.rows[pixels.inside]
     columns = pixels.columns[pixels.inside]
     crossed = torch.zeros(camera.height, camera.width, dtype=torch.bool, device="cpu")

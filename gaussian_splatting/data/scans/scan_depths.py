@@ -39,7 +39,7 @@ def depth_of_points(positions: np.ndarray, camera: Camera, spacing: float) -> np
     """
     width = camera.width
     height = camera.height
-    view = positions @ camera.rotation.T + camera.translation
+    view = camera.to_view(positions)
     depth = view[:, 2]
     is_before = depth > camera.near
     view = view[is_before]
