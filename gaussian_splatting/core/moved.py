@@ -23,6 +23,11 @@ def moved_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return points @ matrix[:3, :3].T + matrix[:3, 3]
 
 
+def is_identity(matrix: np.ndarray) -> bool:
+    """Whether an affine map leaves all where it is. (4, 4)"""
+    return np.array_equal(matrix, np.eye(4))
+
+
 def scale_of_matrix(matrix: np.ndarray) -> float:
     """Return by how much a similarity, (4, 4), enlarges; negative where it mirrors."""
     return float(np.cbrt(np.linalg.det(matrix[:3, :3])))
@@ -31,8 +36,10 @@ def scale_of_matrix(matrix: np.ndarray) -> float:
 def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
     """Return a cloud after a similarity, (4, 4), which may mirror it.
 
-    A camera that moves with it sees the same picture.
+    A camera that moves with it sees the same picture. A cloud that stays keeps all its bits.
     """
+    if is_identity(matrix):
+        return cloud
     linear = matrix[:3, :3]
     factor = scale_of_matrix(matrix)
     # A mirror is a rotation after a reflection at the origin, which has a negative factor.

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import GLB_AXES, Z_UP_AXES, moved_points
+from gaussian_splatting.core.moved import GLB_AXES, Z_UP_AXES, is_identity, moved_points
 from gaussian_splatting.formats.placement import UP, Z_UP
 from gaussian_splatting.formats.spz import SpzFit
 from sugar_extractors.export.engines.colliders import Collider
@@ -192,6 +192,8 @@ class PointCloud:
 
     def moved(self, matrix: np.ndarray) -> PointCloud:
         """Return the points after a similarity. (4, 4)"""
+        if is_identity(matrix):
+            return self
         normals = None
         if self.normals is not None:
             turned = self.normals @ matrix[:3, :3].T
