@@ -139,7 +139,7 @@ class ExportedOptions(ComparisonOptions):
         name = f"results_exported_{self.exported.stem}_{kind}"
         if self.split != SPLITS[0]:
             name += f"_{self.split}"
-        return self.output_dir / "metrics" / f"{name}.json"
+        return self.output_dir / naming.METRICS_FOLDER / f"{name}.json"
 
 
 class MeshRenderer:

@@ -41,7 +41,16 @@ from sugar_pipeline.quality.exported_metrics import (
 from sugar_scene.mesh_bound import LAYOUTS
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_trainers import naming
-from sugar_trainers.naming import NORMAL_FACTOR, coarse_name, number_text, refined_name, scene_name
+from sugar_trainers.naming import (
+    NORMAL_FACTOR,
+    REFINED_FOLDER,
+    REFINED_MESH_FOLDER,
+    coarse_name,
+    number_text,
+    refined_name,
+    scene_name,
+    stage_folder,
+)
 from sugar_trainers.presets import PresetFlags, apply_presets
 from sugar_trainers.stage_config import MODES, MULTIVIEW
 from sugar_utils.console import Console
@@ -154,7 +163,7 @@ class MetricsOptions(ComparisonOptions):
         name = f"{method}{number_text(self.estimation_factor)}_normal{number_text(NORMAL_FACTOR)}"
         if self.regularization_type == MULTIVIEW:
             name = MULTIVIEW
-        return self.output_dir / "metrics" / f"results_{name}{suffix}.json"
+        return self.output_dir / naming.METRICS_FOLDER / f"results_{name}{suffix}.json"
 
     @property
     def key(self) -> str:
@@ -258,16 +267,16 @@ def _models(
     device = options.compute.device
     if options.evaluate_vanilla:
         models += _vanilla_models(options, checkpoint_path, world_offset, console)
-    folder = options.output_dir / "refined_mesh" / scene_name(scene_path)
     name = options.refined_name
     if options.use_uv_texture:
+        folder = stage_folder(REFINED_MESH_FOLDER, scene_path, options.output_dir)
         mesh = read_textured_mesh(folder / f"{name}.obj").to(device)
         background = plain_background(options.white_background, device)
         render = partial(render_textured, mesh, background=background, supersampling=2)
         models.append((options.key, render))
     else:
-        folder = options.output_dir / "refined" / scene_name(scene_path) / name
-        path = folder / f"{options.refinement_iterations}.pt"
+        folder = stage_folder(REFINED_FOLDER, scene_path, options.output_dir)
+        path = folder / name / f"{options.refinement_iterations}.pt"
         cloud = read_bound_gaussians(path).to(device)
         models.append((options.key, _gaussian_render(cloud.activate_all(), options)))
     return models
