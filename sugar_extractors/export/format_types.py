@@ -12,7 +12,13 @@ from typing import Protocol
 import numpy as np
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import GLB_AXES, Z_UP_AXES, is_identity, moved_points
+from gaussian_splatting.core.moved import (
+    GLB_AXES,
+    Z_UP_AXES,
+    is_identity,
+    moved_points,
+    unit_vectors,
+)
 from gaussian_splatting.formats.placement import UP, Z_UP
 from gaussian_splatting.formats.spz import SpzFit
 from sugar_extractors.export.engines.colliders import Collider
@@ -196,8 +202,7 @@ class PointCloud:
             return self
         normals = None
         if self.normals is not None:
-            turned = self.normals @ matrix[:3, :3].T
-            normals = turned / np.linalg.norm(turned, axis=1, keepdims=True)
+            normals = unit_vectors(self.normals @ matrix[:3, :3].T)
         return replace(self, positions=moved_points(self.positions, matrix), normals=normals)
 
 
