@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.components.view_checks import smaller
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.engine.view_sampling import smaller
 from gaussian_splatting.losses.exposure import fit_robustly, mean_exposure, unexposed
 
 SIDE = 400  # longest side of photographs, pixels: what surrounds a keypoint is averaged
@@ -74,7 +74,7 @@ def _sampled(
     camera: Camera, observations: Observations, load_image: Callable[[Camera], Tensor]
 ) -> _Samples | None:
     """Colours of a photograph at the points that it observes; None where they are few."""
-    small, image = smaller(camera, load_image(camera).cpu(), SIDE)
+    small, image = smaller(camera, load_image(camera), SIDE)
     observed = observations.seen(small)
     if observed is None:
         return None

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from gaussian_splatting.components.poses import fitted_pose
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import far_below
 from gaussian_splatting.engine.component import Component, IterationContext, TrainedStage
 from gaussian_splatting.engine.reporting.evaluation import ImageComparison
+from gaussian_splatting.engine.view_sampling import smaller
 from gaussian_splatting.rasterization import plain_background
 
 LEFT_OUT = "left_out_views"  # key of the views that were left out so far, in a checkpoint
@@ -93,14 +93,14 @@ def contradicting_views(
     cameras = [stage.calibrated(camera) for camera in cameras]
     decibels = {}
     for row, camera in enumerate(cameras):
-        view, image = smaller(camera, load_image(camera))
+        view, image = smaller(camera, load_image(camera), SIDE)
         decibels[row] = _decibels(stage, view, image)
     middle, suspects = far_below(decibels, MIN_GAP, SPREAD)
     if len(suspects) > MAX_SHARE * len(cameras):
         return {}
     contradicting = {}
     for row in suspects:
-        view, image = smaller(cameras[row], load_image(cameras[row]))
+        view, image = smaller(cameras[row], load_image(cameras[row]), SIDE)
         gaussians = stage.gaussians()
         background = plain_background(white_background, stage.model.device)
         moved = fitted_pose(gaussians, view, image, stage.extent, background, exposed=True)
@@ -110,14 +110,6 @@ def contradicting_views(
                 f"the model cannot reproduce it, {decibels[row]:.1f} dB instead of {middle:.1f} dB"
             )
     return contradicting
-
-
-def smaller(camera: Camera, image: Tensor, side: int = SIDE) -> tuple[Camera, Tensor]:
-    """Reduce a view and its image to at most ``side`` pixels on the long side. (H, W, C) uint8"""
-    small = camera.reduced(side)
-    values = image.permute(2, 0, 1)[None].float()
-    values = functional.interpolate(values, (small.height, small.width), mode="area")[0]
-    return small, values.permute(1, 2, 0).round().to(torch.uint8)
 
 
 def _decibels(stage: TrainedStage, camera: Camera, image: Tensor) -> float:

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gaussian_splatting.components.view_checks import smaller
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.reporting.evaluation import ImageComparison, to_uint8
 from gaussian_splatting.engine.reporting.run_report import add_run_section
+from gaussian_splatting.engine.view_sampling import smaller
 from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.any_mesh import read_any_mesh
@@ -254,7 +254,7 @@ def compare_with_photographs(
     n_covered = 0
     n_counted = 0
     for camera in pick_views(scene.test_cameras or scene.train_cameras, N_VIEWS):
-        view, image = smaller(camera, images.shown(camera).cpu(), WIDTH)
+        view, image = smaller(camera, images.shown(camera), WIDTH)
         photograph_row.append(Picture(image[..., :3].numpy(), view.name))
         if gaussians is not None:
             render = render_view(gaussians, view, white=white, geometry=False).image

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.components.view_checks import smaller
 from gaussian_splatting.data.cameras import Camera, pixels_of
 from gaussian_splatting.engine.reporting.evaluation import ImageComparison
 from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.view_findings import LARGE_GAP
 from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.engine.view_sampling import smaller
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_mesh import TriangleMesh, border_edges
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -38,6 +38,7 @@ GOOD_IOU = 0.9  # intersection over union with the object masks
 USABLE_IOU = 0.75
 MAX_LOSS = 1.0  # dB by which a refinement may be worse than the model it began with
 N_VIEWS = 8  # views on which a mesh is measured
+_SIDE = 240  # longest side in pixels of these views
 _MIN_PIXELS = 50  # that a textured mesh covers of a view whose colours are compared
 _EDGE_SAMPLES = 8  # points along an open edge that are projected
 _RIM_PIXELS = 2  # a rim may be so far from the border of its hole in the image
@@ -166,7 +167,7 @@ def mesh_health(
     rims = vertices[torch.from_numpy(_rim_edges(vertices, faces))]
     figures = _ViewFigures()
     for camera in cameras[::step]:
-        view, image = smaller(camera, load_image(camera).cpu())
+        view, image = smaller(camera, load_image(camera), _SIDE)
         covered = rasterize_triangles(vertices, faces, view).covered
         mask = is_counted(image) if camera.shows_object else None
         holes = holes_in(covered, pixels_of_edges(rims, view), mask)
