@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, pixels_of
-from gaussian_splatting.engine.reporting.evaluation import ImageComparison
+from gaussian_splatting.engine.reporting.evaluation import ImageComparison, intersection_over_union
 from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.view_findings import LARGE_GAP
 from gaussian_splatting.engine.training_views import is_counted
@@ -129,9 +129,7 @@ class _ViewFigures:
         if mask is None:
             self.add("covered_share", float(covered.float().mean()))
             return
-        intersection = int((covered & mask).sum())
-        union = int((covered | mask).sum())
-        self.add("mask_iou", intersection / max(1, union))
+        self.add("mask_iou", intersection_over_union(covered, mask))
 
     def add_colors(self, comparison: ImageComparison) -> None:
         """Add the colour error of a view, unless hardly any pixels are covered."""

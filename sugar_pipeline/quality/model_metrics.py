@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from torch import Tensor
 from gaussian_splatting.core.cloud import MAX_SH_DEGREE, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.reporting.evaluation import score_views
+from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, score_views
 from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
 from gaussian_splatting.scenes.scene import Scene, load_scene_for_checkpoint
@@ -231,8 +231,7 @@ def _measure_scene(
         models = _models(options, scene_path, checkpoint_path, scene.offset, console)
         for key, render in models:
             fitted = options.exposure_compensation
-            scores = _score(render, scene.test_cameras, images, perceptual, fitted)
-            scores |= _with_dropped(render, scene, images)
+            scores = _score(render, scene, images, perceptual, fitted)
             rows[key] = scores
             figures = [
                 f"{name} {value:.4f}" for name, value in scores.items() if isinstance(value, float)
@@ -301,16 +300,6 @@ def _vanilla_models(
     return models
 
 
-def _with_dropped(render: Render, scene: Scene, images: ImageStore) -> Scores:
-    """PSNR with the held-out views that contradict the rest, and their names; empty without."""
-    dropped = scene.dropped_test_cameras
-    if not dropped:
-        return {}
-    evaluation = score_views(render, [*scene.test_cameras, *dropped], images.shown)
-    names = [camera.name for camera in dropped]
-    return {"psnr_with_dropped_views": evaluation.psnr, "dropped_views": names}
-
-
 def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Render:
     degree = 0 if options.use_diffuse_color_only else MAX_SH_DEGREE
 
@@ -326,7 +315,7 @@ def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Render:
 
 def _score(
     render: Render,
-    cameras: Sequence[Camera],
+    scene: Scene,
     images: ImageStore,
     perceptual: Perceptual | None,
     fitted: bool,
@@ -340,13 +329,20 @@ def _score(
             distances.append(perceptual(image.clamp(0, 1), target))
         return image
 
-    evaluation = score_views(render_and_compare, cameras, images.shown, fitted=fitted)
+    evaluation = score_views(render_and_compare, scene.test_cameras, images.shown, fitted=fitted)
     scores: Scores = {"ssim": evaluation.ssim, "psnr": evaluation.psnr}
     scores["lpips"] = sum(distances) / len(distances) if distances else None
     if fitted:
         scores["psnr_after_gain_and_offset"] = evaluation.fitted_psnr
     for name, value in evaluation.counted.items():
         scores[f"{name}_counted"] = value
+    dropped = scene.dropped_test_cameras
+    if dropped:
+        # Held-out views that contradict the rest.
+        others = score_views(render, dropped, images.shown)
+        with_dropped = EvaluationResult((*evaluation.per_view, *others.per_view))
+        scores["psnr_with_dropped_views"] = with_dropped.psnr
+        scores["dropped_views"] = [camera.name for camera in dropped]
     return scores
 
 

@@ -184,17 +184,17 @@ class EvaluationResult:
     @property
     def l1(self) -> float:
         """Mean absolute difference."""
-        return sum(view.l1 for view in self.per_view) / len(self.per_view)
+        return self._mean("l1")
 
     @property
     def psnr(self) -> float:
         """In dB, as the field reports it."""
-        return sum(view.psnr for view in self.per_view) / len(self.per_view)
+        return self._mean("psnr")
 
     @property
     def ssim(self) -> float:
         """Mean structural similarity."""
-        return sum(view.ssim for view in self.per_view) / len(self.per_view)
+        return self._mean("ssim")
 
     @property
     def fitted_psnr(self) -> float | None:
@@ -212,6 +212,10 @@ class EvaluationResult:
         values = [getattr(view, name) for view in self.per_view]
         known = [value for value in values if value is not None]
         return sum(known) / len(known) if known else None
+
+    def _mean(self, name: str) -> float:
+        """Mean of a field that all views have."""
+        return sum(getattr(view, name) for view in self.per_view) / len(self.per_view)
 
 
 @torch.no_grad()
@@ -261,6 +265,12 @@ def constant_psnr(photograph: Tensor, pixels: Tensor | None = None) -> float:
     colors = photograph.reshape(-1, 3) if pixels is None else photograph[pixels]
     variance = float(colors.double().div(255).var(dim=0, correction=0).mean())
     return MAX_PSNR if variance < _MIN_VARIANCE else -10 * math.log10(variance)
+
+
+def intersection_over_union(first: Tensor, second: Tensor) -> float:
+    """Pixels that are in both masks, of those that are in one; 0 of empty masks. (H, W) bool"""
+    n_both = int((first & second).sum())
+    return n_both / max(1, int((first | second).sum()))
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from gaussian_splatting.engine.reporting.evaluation import (
     EvaluationResult,
     ImageComparison,
     ViewScore,
+    intersection_over_union,
     score_views,
 )
 from gaussian_splatting.engine.stage import Stage
@@ -234,9 +235,7 @@ class _Measurement:
         counted = comparison.counted
         if counted is not None and camera.shows_object:
             is_solid = output.alpha.detach().cpu() >= SOLID
-            n_either = int((is_solid | counted).sum())
-            n_both = int((is_solid & counted).sum())
-            self._values["mask_iou"].append(n_both / max(1, n_either))
+            self._values["mask_iou"].append(intersection_over_union(is_solid, counted))
         return output.image
 
     def means(self) -> dict[str, float]:
