@@ -30,7 +30,7 @@ from PIL import Image
 
 from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.engine.reporting.evaluation import score_views
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.scenes.scene import TEST_INTERVAL, VanillaSize, load_scene
@@ -124,7 +124,7 @@ def measure(capture: Path, out: Path) -> Row:
     path = max(paths, key=lambda path: int(path.parent.name.split("_")[1]))
     cloud = read_gaussian_ply(path, lambda line: None).activate()
     with ImageStore() as images:
-        result = evaluate(
+        result = score_views(
             lambda view: render_view(cloud, view, white=False, geometry=False).image,
             scene.test_cameras,
             images.shown,

@@ -31,7 +31,7 @@ from benchmarks.rasterizer import print_machine, print_table
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.engine.reporting.evaluation import score_views
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.scenes.scene import Scene, load_scene
@@ -116,7 +116,7 @@ def measure(out: Path, clean: Scene, root: Path, faulty: set[str]) -> Row:
                 continue
             cloud = read_gaussian_ply(paths[-1], lambda line: None).activate()
             draw = functools.partial(render_view, cloud, white=False, geometry=False)
-            found = evaluate(lambda view, draw=draw: draw(view).image, views, images.shown)
+            found = score_views(lambda view, draw=draw: draw(view).image, views, images.shown)
             row[name] = found.counted.get("psnr", found.psnr)
     meshes = sorted(out.glob("coarse_mesh/*/*.ply"))
     if meshes and (root / OBJECT_FILE).is_file():

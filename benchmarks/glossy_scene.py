@@ -28,6 +28,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.relief_scene import parser
 from gaussian_splatting.data.cameras import Camera, pixel_rays
+from gaussian_splatting.data.color_spaces import light_of_srgb, srgb_of_light
 from sugar_pipeline.api import load_scene
 from sugar_scene.triangle_mesh import TriangleMesh, read_mesh_ply, with_vertex_normals
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -69,11 +70,8 @@ def highlights(mesh: TriangleMesh, camera: Camera) -> Tensor:
 def with_light(path: Path, added: np.ndarray) -> Image.Image:
     """Return a photograph with more light. added: linear, (H, W)"""
     values = np.asarray(Image.open(path).convert("RGB"), dtype=np.float64) / 255
-    linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
-    linear = np.minimum(linear + added[..., None], 1)
-    curved = 1.055 * np.maximum(linear, 0.0031308) ** (1 / 2.4) - 0.055
-    values = np.where(linear <= 0.0031308, 12.92 * linear, curved)
-    return Image.fromarray((255 * values).round().astype(np.uint8))
+    linear = np.minimum(light_of_srgb(values) + added[..., None], 1)
+    return Image.fromarray(srgb_of_light(linear))
 
 
 def run(args: argparse.Namespace) -> None:

@@ -25,6 +25,7 @@ import sugar_utils  # noqa: F401  before torch
 # isort: split
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import read_reconstruction
+from gaussian_splatting.data.color_spaces import light_of_srgb, srgb_of_light
 from sugar_pipeline.demo.demo_surface import make_disc, make_knot
 from sugar_pipeline.demo.demo_texture import knot_chart, picture, textured_surface
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
@@ -51,16 +52,12 @@ Develop = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 def linear_of(pixels: np.ndarray) -> np.ndarray:
     """Linear light of sRGB pixels. (H, W, 3) uint8 -> float64"""
-    values = pixels / 255
-    return np.where(values > 0.04045, ((values + 0.055) / 1.055) ** 2.4, values / 12.92)
+    return light_of_srgb(pixels / 255)
 
 
 def srgb_of(linear: np.ndarray) -> np.ndarray:
     """Pixels of linear light. (H, W, 3) -> uint8"""
-    clipped = linear.clip(0, 1)
-    bright = 1.055 * np.maximum(clipped, 0.0031308) ** (1 / 2.4) - 0.055
-    values = np.where(clipped > 0.0031308, bright, 12.92 * clipped)
-    return np.round(255 * values).astype(np.uint8)
+    return srgb_of_light(linear.clip(0, 1))
 
 
 def exposed(linear: np.ndarray, light: float, rng: np.random.Generator) -> np.ndarray:

@@ -232,7 +232,7 @@ def observed_pixels(
     nearby = surface_points.near(camera)
     points = surface_points.positions[nearby]
     normals = surface_points.normals[nearby]
-    view = points @ camera.rotation.T + camera.translation
+    view = camera.to_view(points)
     depth = np.where(view[:, 2] > 0, view[:, 2], 1.0)
     pixels = view[:, :2] / depth[:, None] * [camera.fx, camera.fy] + [camera.cx, camera.cy]
     inside = (view[:, 2] > 0) & (pixels > 1).all(axis=1)

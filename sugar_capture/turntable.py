@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image
 
 from gaussian_splatting.data.masks import object_mask_path
+from gaussian_splatting.losses.exposure import median_gain
 from sugar_capture.features.photographs import Photograph, read_upright
 from sugar_utils.files import atomic_path, in_parallel, replaced_folder
 
@@ -37,8 +38,6 @@ NOISE_FACTOR = 5.0  # the same in standard deviations of the noise
 SMALLEST_PART = 0.05  # of the largest part of a mask
 _CANDIDATES = 12  # photographs whose colours are tried as the background's
 _COMPARED = 4_000  # pixels of the border that are compared between photographs
-_MOST_GAIN = 1.5
-_DARK = 12.0  # of 255: too dark to estimate an exposure
 
 
 def border_of(height: int, width: int) -> np.ndarray:
@@ -67,15 +66,6 @@ def textured_border(image: np.ndarray) -> np.ndarray:
     return border & (highest - lowest >= TEXTURE)
 
 
-def gain_between(colors: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return the gain per channel that scales colours to others. (P, 3), (P, 3) -> (3,)"""
-    bright = np.minimum(colors, target).min(axis=1) > _DARK
-    if not bright.any():
-        return np.ones(3, dtype=np.float32)
-    gain = np.median(target[bright] / colors[bright], axis=0)
-    return gain.clip(1 / _MOST_GAIN, _MOST_GAIN).astype(np.float32)
-
-
 @dataclass
 class _Round:
     """Images with the same border."""
@@ -86,7 +76,7 @@ class _Round:
 
     def matches(self, border: np.ndarray) -> bool:
         """Whether another border, (P, 3), is the same up to exposure where it has texture."""
-        exposed = border * gain_between(border, self.border)
+        exposed = border * median_gain(border, self.border)
         difference = np.abs(exposed - self.border).max(axis=1)
         is_equal = difference[self.textured] <= 2 * TOLERANCE
         return bool(is_equal.mean() >= STILL_SHARE)
@@ -140,7 +130,7 @@ def moving_masks(images: np.ndarray) -> np.ndarray | None:
     border = border_of(height, width)
     borders = images[:, border].astype(np.float32)
     median_border = np.median(borders, axis=0)
-    gains = np.stack([gain_between(colors, median_border) for colors in borders])
+    gains = np.stack([median_gain(colors, median_border) for colors in borders])
     difference = np.abs(borders * gains[:, None] - median_border).max(axis=2)
     tolerance = max(TOLERANCE, NOISE_FACTOR * 1.48 * float(np.median(difference)))
     background = _find_background(images, gains, tolerance)

@@ -62,9 +62,7 @@ def triangle_planes(vertices: Tensor, faces: Tensor, camera: Camera, rows: Tenso
     axes = torch.arange(3, device=vertices.device)
     coordinates = 3 * faces[rows.long()][..., None] + axes
     corners = gather(vertices.reshape(-1), coordinates)
-    rotation = torch.from_numpy(camera.rotation).to(vertices)
-    corners = corners @ rotation.T + torch.from_numpy(camera.translation).to(vertices)
-    a, b, c = corners.unbind(1)
+    a, b, c = camera.to_view(corners).unbind(1)
     normal = functional.normalize(torch.linalg.cross(b - a, c - a), dim=-1)
     distance = (normal * a).sum(dim=-1, keepdim=True)
     planes = torch.cat([normal, distance], dim=-1)

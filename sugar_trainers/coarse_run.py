@@ -30,7 +30,11 @@ from gaussian_splatting.shared_flags import (
 )
 from sugar_trainers.coarse_stage import build_coarse_stage
 from sugar_trainers.multiview_stage import build_multiview_stage
-from sugar_trainers.naming import OUTPUT_ROOT, coarse_name, scene_name
+from sugar_trainers.naming import (
+    COARSE_FOLDER,
+    coarse_name,
+    stage_folder,
+)
 from sugar_trainers.neighbor_search import NeighborSearch
 from sugar_trainers.stage_config import MULTIVIEW, CoarseConfig, MultiviewConfig
 from sugar_trainers.stage_options import StageContext, TrainingOptions
@@ -92,7 +96,7 @@ class CoarseOptions(TrainingOptions[GaussianCloud]):
     @property
     def directory(self) -> Path:
         """The run's folder; its name holds mode and weights, as in the original."""
-        parent = self.output_dir or OUTPUT_ROOT / "coarse" / scene_name(self.scene_path)
+        parent = self.output_dir or stage_folder(COARSE_FOLDER, self.scene_path)
         mode = self.config.regularization_type
         weights = self.config.named_weights
         return parent / coarse_name(self.iteration_to_load, mode, *weights)

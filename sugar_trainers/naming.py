@@ -8,6 +8,14 @@ from pathlib import Path
 from sugar_trainers.stage_config import MULTIVIEW, CoarseConfig, RefineConfig
 
 OUTPUT_ROOT = Path("output")
+# Folders of the results of stages, below the output.
+VANILLA_FOLDER = "vanilla_gs"
+COARSE_FOLDER = "coarse"
+COARSE_MESH_FOLDER = "coarse_mesh"
+REFINED_FOLDER = "refined"
+REFINED_PLY_FOLDER = "refined_ply"
+REFINED_MESH_FOLDER = "refined_mesh"
+METRICS_FOLDER = "metrics"
 # Files in the folder of results of a run.
 INDEX = "index.html"
 LOG = "log.txt"
@@ -31,6 +39,11 @@ def scene_name(scene_path: Path) -> str:
     if scene_path.name not in ("", ".."):
         return scene_path.name
     return scene_path.resolve().name or "scene"
+
+
+def stage_folder(folder: str, scene_path: Path, root: Path = OUTPUT_ROOT) -> Path:
+    """Folder of what a stage made of a scene, below the output."""
+    return root / folder / scene_name(scene_path)
 
 
 def coarse_name(

@@ -33,7 +33,12 @@ from sugar_scene.bound_model import check_bound_payload, state_with_background
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.initial_colors import background_rows
-from sugar_trainers.naming import OUTPUT_ROOT, refined_name, scene_name
+from sugar_trainers.naming import (
+    REFINED_FOLDER,
+    REFINED_PLY_FOLDER,
+    refined_name,
+    stage_folder,
+)
 from sugar_trainers.refine_stage import build_refine_stage
 from sugar_trainers.stage_config import RefineConfig
 from sugar_trainers.stage_options import StageContext, TrainingOptions
@@ -89,7 +94,7 @@ class RefineOptions(TrainingOptions[BoundCloud]):
     @property
     def directory(self) -> Path:
         """The run's folder."""
-        parent = self.output_dir or OUTPUT_ROOT / "refined" / scene_name(self.scene_path)
+        parent = self.output_dir or stage_folder(REFINED_FOLDER, self.scene_path)
         return parent / self.name
 
     @property
@@ -100,7 +105,7 @@ class RefineOptions(TrainingOptions[BoundCloud]):
     @property
     def ply_path(self) -> Path:
         """File of the refined Gaussians."""
-        usual = OUTPUT_ROOT / "refined_ply" / scene_name(self.scene_path)
+        usual = stage_folder(REFINED_PLY_FOLDER, self.scene_path)
         return (self.ply_dir or self.output_dir or usual) / f"{self.name}.ply"
 
     @property

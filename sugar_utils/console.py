@@ -195,7 +195,7 @@ class Console(contextlib.AbstractContextManager):
             live.update(task, words=printable(words))
             if now - last_line >= self.pace.plain_seconds:
                 last_line = now
-                self.plain_line(f"{description} {duration_text(now - start)} so far {words}")
+                self.plain_line(f"{description} {clock_text(now - start)} so far {words}")
 
         with live:
             yield show
@@ -351,7 +351,7 @@ class Progress:
         if rate is not None:
             speed = f"{rate:.1f} it/s" if rate >= 1 else f"{1 / rate:.1f} s/it"
             n_remaining = max(0, self._last - iteration)
-            self._timing = (speed, f"eta {duration_text(n_remaining / rate)}")
+            self._timing = (speed, f"eta {clock_text(n_remaining / rate)}")
         if fields is not None:
             self._fields = fields
         line_is_due = iteration >= self._last or self._line_is_due(now)
@@ -446,8 +446,11 @@ class _Bar(rich.progress.Progress):
         )
 
 
-def duration_text(seconds: float) -> str:
-    """Format seconds as ``m:ss`` or ``h:mm:ss``."""
+def clock_text(seconds: float) -> str:
+    """Format the time of something that goes on as ``m:ss`` or ``h:mm:ss``.
+
+    Lines of progress end in it, and programs that start a run read it there.
+    """
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -2,8 +2,8 @@
 """One HTML file that needs nothing else: no font, no picture from elsewhere.
 
 The Jinja template ``web/page.html.j2`` shows blocks, in light and dark, on a phone and on paper.
-The 3D viewer is Google's ``<model-viewer>`` as published (version 4.4.0, Apache-2.0, with parts
-under the BSD and MIT licences that it names). All text is escaped.
+``web/scan.html.j2`` is the 3D viewer of a mesh and its Gaussians, which a report frames as the page
+that it is. All text is escaped.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import base64
 import functools
 import io
-import itertools
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,103 +28,11 @@ from sugar_utils.memory import format_bytes
 if TYPE_CHECKING:
     from jinja2 import Template
 
-MAX_POINTS = 400  # points drawn of a series
-N_COLORS = 8
 MESH_ELEMENT = "mesh"
 GAUSSIANS_ELEMENT = "gaussians"
-# A chart and its margins, in units of its SVG canvas.
-_WIDTH = 520
-_HEIGHT = 290
-_LEFT = 62
-_RIGHT = 16
-_TOP = 12
-_BOTTOM = 46
-_MAX_DOTS = 12  # points of a line that are marked with dots
-_FEW_DECADES = 2.4  # of a logarithmic axis that also has ticks at 2 and 5
-_STEP_FACTORS = (1, 2, 5, 10)
 _JPEG_QUALITY = 88
 WEB = Path(__file__).parent / "web"
 """Folder of the templates and programs of pages."""
-
-Point = tuple[float, float]
-Interval = tuple[float, float]  # its lower and its upper end
-
-
-@dataclass(frozen=True)
-class Series:
-    """One line of a chart."""
-
-    name: str
-    points: Sequence[Point]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A line chart of a page."""
-
-    title: str
-    series: Sequence[Series]
-    x_label: str = "iteration"
-    y_label: str = ""
-    log_y: bool = False
-
-    def can_draw(self, point: Point) -> bool:
-        """Whether a point is finite and, on a logarithmic axis, positive."""
-        x, y = point
-        if not (math.isfinite(x) and math.isfinite(y)):
-            return False
-        return y > 0 or not self.log_y
-
-    def drawable(self) -> list[Series]:
-        """Series with at least one point to draw."""
-        return [series for series in self.series if any(map(self.can_draw, series.points))]
-
-
-def thinned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """At most ``limit`` points of a line: the first, the last, and the extremes of each stretch."""
-    if len(points) <= limit:
-        return list(points)
-    selected = [points[0]]
-    inner_points = np.array(points[1:-1])
-    for stretch in np.array_split(inner_points, (limit - 2) // 2):
-        values = stretch[:, 1]
-        extremes = {int(values.argmin()), int(values.argmax())}
-        for row in sorted(extremes):
-            x, y = stretch[row].tolist()
-            selected.append((x, y))
-    return [*selected, points[-1]]
-
-
-def nice_ticks(low: float, high: float, n: int = 5) -> list[float]:
-    """About ``n`` round numbers (steps of 1, 2 or 5 times a power of ten) in [low, high]."""
-    if not high > low:
-        return [low]
-    least_step = (high - low) / n
-    power = 10.0 ** math.floor(math.log10(least_step))
-    steps = [factor * power for factor in _STEP_FACTORS]
-    step = next(step for step in steps if step >= least_step * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [k * step for k in range(first, last + 1)]
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten in [low, high], with 2 and 5 between few of them; else round numbers."""
-    decades = math.log10(high / low)
-    if decades > _FEW_DECADES:
-        factors = (1,)
-        power_step = max(1, math.ceil(decades / 6))
-    else:
-        factors = (1, 2, 5)
-        power_step = 1
-    first = math.floor(math.log10(low))
-    last = math.ceil(math.log10(high))
-    ticks = []
-    for power in range(first, last + 1):
-        if power % power_step == 0:
-            ticks += [factor * 10.0**power for factor in factors]
-    inside = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
-    return inside if len(inside) >= 3 else nice_ticks(low, high)
 
 
 def number_text(value: float) -> str:
@@ -135,108 +41,6 @@ def number_text(value: float) -> str:
         text = f"{value:,.6f}".rstrip("0").rstrip(".")
         return text if len(text) <= 9 else f"{value:,.4g}"
     return f"{value:.3g}"
-
-
-def tick_text(value: float) -> str:
-    """Format a number for an axis, shorter: ``15k``, ``2M``."""
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:.6g}M"
-    if abs(value) >= 1e4:
-        return f"{value / 1e3:.6g}k"
-    return number_text(value)
-
-
-def drawn(chart: Chart) -> dict[str, object]:
-    """Lay out a chart that has something to draw: values of the page's template."""
-    series = chart.drawable()
-    points = []
-    for line in series:
-        points += [point for point in line.points if chart.can_draw(point)]
-    axes = _Axes.around(points, chart.log_y)
-    y_values = log_ticks(*axes.y) if chart.log_y else nice_ticks(*axes.y)
-    x_ticks = [(axes.canvas_x(x), tick_text(x)) for x in nice_ticks(*axes.x)]
-    y_ticks = [(axes.canvas_y(y), tick_text(y)) for y in y_values]
-    lines = []
-    for number, line in enumerate(series):
-        layout = _line_layout(line.points, chart, axes)
-        lines.append({"name": line.name, "color": number % N_COLORS, **layout})
-    return {
-        "title": chart.title,
-        "x_label": chart.x_label,
-        "y_label": chart.y_label,
-        "width": _WIDTH,
-        "height": _HEIGHT,
-        "left": _LEFT,
-        "right": _WIDTH - _RIGHT,
-        "top": _TOP,
-        "bottom": _HEIGHT - _BOTTOM,
-        "y_ticks": y_ticks,
-        "x_ticks": x_ticks,
-        "lines": lines,
-    }
-
-
-@dataclass(frozen=True)
-class _Axes:
-    """Intervals of a chart's axes, and where its values are on the canvas."""
-
-    x: Interval
-    y: Interval
-    log_y: bool
-
-    @staticmethod
-    def around(points: Sequence[Point], log_y: bool) -> _Axes:
-        """Make axes that span the points, with a margin above and below."""
-        x_values = [x for x, _ in points]
-        y_values = [y for _, y in points]
-        x_interval = (min(x_values), max(x_values))
-        if x_interval[0] == x_interval[1]:
-            x_interval = (x_interval[0] - 1, x_interval[1] + 1)
-        low = min(y_values)
-        high = max(y_values)
-        if log_y:
-            margin = max(1.03, (high / low) ** 0.04)
-            return _Axes(x_interval, (max(low / margin, 1e-300), high * margin), True)
-        margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-        # Counts and errors stay above zero: a margin must not invent negative ones.
-        bottom = max(0.0, low - margin) if low >= 0 else low - margin
-        return _Axes(x_interval, (bottom, high + margin), False)
-
-    def canvas_x(self, x: float) -> float:
-        """Horizontal position of a value on the canvas."""
-        low, high = self.x
-        share = (x - low) / (high - low)
-        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
-
-    def canvas_y(self, y: float) -> float:
-        """Vertical position of a value on the canvas, from its top."""
-        bottom, top = self.y
-        if self.log_y:
-            share = math.log(y / bottom) / math.log(top / bottom)
-        else:
-            share = (y - bottom) / (top - bottom)
-        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
-
-    def canvas_point(self, point: Point) -> Point:
-        """Position of a point on the canvas."""
-        x, y = point
-        return self.canvas_x(x), self.canvas_y(y)
-
-
-def _line_layout(points: Sequence[Point], chart: Chart, axes: _Axes) -> dict[str, object]:
-    """SVG paths between gaps of a line, and positions of dots where the points are few."""
-    groups = itertools.groupby(points, chart.can_draw)
-    runs = [list(run) for can_draw, run in groups if can_draw]
-    total = sum(len(run) for run in runs)
-    paths = []
-    dots = []
-    for run in runs:
-        limit = max(4, MAX_POINTS * len(run) // total)
-        positions = [axes.canvas_point(point) for point in thinned(run, limit)]
-        paths.append("L".join(f"{x:.1f} {y:.1f}" for x, y in positions))
-        if total <= _MAX_DOTS or len(run) == 1:
-            dots += positions
-    return {"paths": paths, "dots": dots}
 
 
 @dataclass(frozen=True)
@@ -295,12 +99,6 @@ class Page:
             columns |= {number for number, cell in enumerate(row) if isinstance(cell, Link)}
         self._add("table", header=header, rows=cells, words=columns, folded=folded)
 
-    def charts(self, charts: Iterable[Chart]) -> None:
-        """Append line charts side by side; empty ones are left out."""
-        layouts = [drawn(chart) for chart in charts if chart.drawable()]
-        if layouts:
-            self._add("charts", charts=layouts)
-
     def pictures(self, pictures: Iterable[Picture], width: int = 640) -> None:
         """Append pictures side by side, four in a row where there is room."""
         figures = [_figure(picture, width) for picture in pictures]
@@ -311,9 +109,14 @@ class Page:
         """Append one picture over the whole width; narrow screens scroll it."""
         self._add("wide", figure=_figure(picture, width=1600))
 
-    def model(self, glb: bytes) -> None:
-        """Append a 3D viewer of a GLB with the variants ``textured`` and ``clay``."""
-        self._add("model", glb=_base64(glb))
+    def frame(self, path: Path, root: Path, title: str) -> None:
+        """Append another page, by a link relative to the folder of this one.
+
+        Browsers load it when its title is clicked, because pages of scans are large.
+        """
+        link = Link.to(path, root)
+        if link.href:
+            self._add("frame", href=link.href, folded=title)
 
     def files(self, paths: Iterable[Path], root: Path, folded: str | None = None) -> None:
         """Append files with their sizes, as links relative to the folder of this page."""
@@ -322,13 +125,8 @@ class Page:
 
     def html(self) -> str:
         """The page as text."""
-        component = None
-        if any(block["kind"] == "model" for block in self._blocks):
-            source = (WEB / "model-viewer-umd.min.js").read_text(encoding="utf-8")
-            # Maps of the source are not carried along.
-            component = source.split("\n//# sourceMappingURL")[0]
         return _template("page.html.j2").render(
-            title=self._title, subtitle=self._subtitle, blocks=self._blocks, component=component
+            title=self._title, subtitle=self._subtitle, blocks=self._blocks
         )
 
 

@@ -12,6 +12,7 @@ from gaussian_splatting.formats.file_kinds import refuse_other_kinds
 from gaussian_splatting.formats.placement import MESH, SPLATS, TRANSFORM
 from gaussian_splatting.formats.ply import holds_gaussians
 from gaussian_splatting.scenes.reference_layout import CHECKPOINT_FOLDER
+from sugar_trainers.naming import REFINED_PLY_FOLDER
 from sugar_utils.errors import Notify, UserError
 
 FILES = (".ply", ".pt", ".spz", ".sog", ".splat", ".obj", ".glb")
@@ -24,7 +25,15 @@ TEXTURED = "textured mesh"
 # A folder of results shows at most one of each; in the order in which they are made.
 STAGES = (VANILLA, COARSE, COARSE_MESH, REFINED, HANDED_OUT, TEXTURED)
 _DEPTH = 4  # levels of folders that are searched
-_SKIPPED_NAMES = ("sparse", "images", "masks", "tensorboard", "renders", "exports", "refined_ply")
+_SKIPPED_NAMES = (
+    "sparse",
+    "images",
+    "masks",
+    "tensorboard",
+    "renders",
+    "exports",
+    REFINED_PLY_FOLDER,
+)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.core.moved import moved_cloud, moved_points
+from gaussian_splatting.core.moved import is_identity, moved_cloud, moved_points
 from gaussian_splatting.data import cameras as poses
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting import view_pictures
@@ -88,10 +88,10 @@ def read_in_scene(path: Path, world_offset: np.ndarray | None, notify: Notify) -
 
 def moved_result(result: Result, matrix: np.ndarray) -> Result:
     """Return a result after a similarity, (4, 4); one that stays keeps all its bits."""
-    if np.array_equal(matrix, np.eye(4)):
-        return result
     if isinstance(result, GaussianCloud):
         return moved_cloud(result, matrix)
+    if is_identity(matrix):
+        return result
     if isinstance(result, TexturedMesh):
         vertices = moved_points(result.vertices.double().numpy(), matrix)
         return replace(result, vertices=torch.from_numpy(vertices).float())

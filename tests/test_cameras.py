@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from gaussian_splatting.data.cameras import Camera, camera_extent
 from tests.support.golden import load_golden
@@ -37,10 +38,7 @@ def cameras(case):
 
 def project(camera: Camera, points: np.ndarray) -> np.ndarray:
     """Pixels with integer centres, as the recorded ones."""
-    view = points @ camera.rotation.T + camera.translation
-    u = camera.fx * view[:, 0] / view[:, 2] + camera.cx
-    v = camera.fy * view[:, 1] / view[:, 2] + camera.cy
-    return np.stack([u, v], axis=1) - 0.5
+    return camera.project(points).pixels - 0.5
 
 
 def test_world_to_camera_matches_the_recording(case, cameras):
@@ -54,8 +52,12 @@ def test_world_to_camera_matches_the_recording(case, cameras):
 def test_points_project_to_the_recorded_pixels(case, cameras):
     points = np.asarray(case["in_points"], np.float64)
     for i, camera in enumerate(cameras):
-        view = points @ camera.rotation.T + camera.translation
+        view = camera.to_view(points)
         np.testing.assert_allclose(view, case["out_view_points"][i], rtol=1e-5, atol=1e-5)
+        on_device = camera.to_view(torch.from_numpy(points))
+        np.testing.assert_allclose(on_device.numpy(), view, rtol=1e-12, atol=1e-12)
+        exact = camera.coordinates(torch.from_numpy(points))
+        np.testing.assert_allclose(exact.numpy(), view, rtol=1e-12, atol=1e-12)
         in_front = view[:, 2] > 0.2
         assert in_front.sum() > 3
         pixels = project(camera, points)

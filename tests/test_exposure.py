@@ -16,7 +16,7 @@ import train_refined
 from benchmarks.memory import Setting, weigh_setting
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.components.exposures import ExposureConfig, Exposures, LaterExposure
-from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.engine.reporting.evaluation import score_views
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.losses.exposure import exposed, fit_gain_and_offset
 from gaussian_splatting.optim.visited_adam import BETAS
@@ -105,8 +105,8 @@ def test_a_flat_render_gets_an_offset_only():
 def test_evaluation_after_gain_and_offset_forgives_an_exposure_and_nothing_else():
     camera, image = tiny_cameras(1)[0], picture(48, 64)
     photograph = (image * 200).round().to(torch.uint8)
-    plain = evaluate(lambda c: image, [camera], lambda c: photograph)
-    scores = evaluate(lambda c: image, [camera], lambda c: photograph, fitted=True)
+    plain = score_views(lambda c: image, [camera], lambda c: photograph)
+    scores = score_views(lambda c: image, [camera], lambda c: photograph, fitted=True)
     assert plain.fitted_psnr is None
     assert scores.psnr == plain.psnr < 20
     assert scores.fitted_psnr > 50

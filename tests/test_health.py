@@ -16,8 +16,8 @@ import gaussian_splatting.train as vanilla
 import train
 from gaussian_splatting.data import masks
 from gaussian_splatting.data.cameras import ViewMask
+from gaussian_splatting.engine.reporting.evaluation import constant_psnr
 from gaussian_splatting.engine.reporting.health import problem_of
-from gaussian_splatting.engine.reporting.view_findings import constant_psnr
 from sugar_pipeline.quality.grading import mesh_health
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_scene.triangle_mesh import TriangleMesh

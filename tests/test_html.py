@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import os
 import re
 from html.parser import HTMLParser
@@ -16,35 +15,17 @@ import pytest
 from PIL import Image
 
 from sugar_utils.html import (
-    MAX_POINTS,
-    Chart,
     Link,
     Page,
     Picture,
-    Series,
     duration_text,
     flattened,
-    log_ticks,
-    nice_ticks,
-    thinned,
-    tick_text,
     value_text,
     write_page,
 )
 
 HOSTILE = "<script>alert(\"x\")</script> & 'é'"
 VOID = {"meta", "img", "br"}
-
-
-def chart_svg(chart: Chart) -> str:
-    """The page's drawing of a chart; empty where there is nothing to draw."""
-    return "".join(re.findall("<svg.*?</svg>", page_of(chart), re.DOTALL))
-
-
-def page_of(chart: Chart) -> str:
-    page = Page("t")
-    page.charts([chart])
-    return page.html()
 
 
 class Structure(HTMLParser):
@@ -89,8 +70,6 @@ def full_page(root: Path) -> Page:
     page.facts([(HOSTILE, HOSTILE)])
     page.pairs([(HOSTILE, HOSTILE)], folded=HOSTILE)
     page.table((HOSTILE, "n"), [(HOSTILE, 1234567)])
-    line = Series(HOSTILE, [(0, 1.0), (1, 2.0)])
-    page.charts([Chart(HOSTILE, [line, line], HOSTILE, HOSTILE)])
     page.pictures([Picture(noise(), HOSTILE)])
     page.wide_picture(Picture(noise(), HOSTILE))
     page.files([root / "a b#.txt", root / "absent"], root)
@@ -151,7 +130,6 @@ def test_empty_parts_leave_no_trace(tmp_path):
     page.facts([])
     page.pairs([])
     page.table(("a",), [])
-    page.charts([Chart("c", [Series("s", []), Series("n", [(0, math.nan)])])])
     page.pictures([])
     page.files([tmp_path / "absent"], tmp_path)
     assert page.html() == before
@@ -177,7 +155,22 @@ def test_links_without_a_relative_path_are_text(monkeypatch):
     assert Link.to(Path("x"), Path("y")) == Link("x")
     page = Page("t")
     page.table(("file",), [(Link("x"),)])
+    page.frame(Path("x"), Path("y"), "title")
     assert "<a" not in page.html()
+    assert "<iframe" not in page.html()
+
+
+def test_a_framed_page_is_loaded_when_its_title_is_clicked(tmp_path):
+    page = Page("t")
+    page.frame(tmp_path / "a b" / "index.html", tmp_path / "run", HOSTILE)
+    structure = Structure(page.html())
+    (frame,) = structure.of("iframe")
+    assert frame["src"] == "../a%20b/index.html"
+    assert frame["loading"] == "lazy"
+    assert structure.of("a")[0]["href"] == frame["src"]
+    # What is folded is not on the screen.
+    assert structure.tags.index(("details", {})) < structure.tags.index(("iframe", frame))
+    assert "<script" not in page.html()
 
 
 def test_writing_is_all_or_nothing_and_never_raises(tmp_path, monkeypatch):
@@ -211,54 +204,7 @@ def test_a_report_where_a_folder_is_in_the_way_is_only_told(tmp_path):
     assert len(said) == 1
 
 
-def test_thinning_keeps_peaks_and_ends():
-    points = [(float(x), math.sin(x / 900)) for x in range(30_000)]
-    points[12_345] = (12_345.0, 9.0)
-    points[777] = (777.0, -5.0)
-    few = thinned(points)
-    assert len(few) <= MAX_POINTS
-    assert {points[0], points[-1], (12_345.0, 9.0), (777.0, -5.0)} <= set(few)
-    assert [x for x, _ in few] == sorted(x for x, _ in few)
-    assert thinned(points[:MAX_POINTS]) == points[:MAX_POINTS]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0, 10, [0, 2, 4, 6, 8, 10]),
-        (7000, 15000, [8000, 10000, 12000, 14000]),
-        (0.1, 0.35, [0.1, 0.15, 0.2, 0.25, 0.3, 0.35]),
-        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
-        (3, 3, [3]),
-    ],
-)
-def test_ticks_are_round_numbers_inside_the_range(low, high, expected):
-    assert nice_ticks(low, high) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0.01, 1, [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1]),
-        (1e-4, 10, [1e-4, 1e-3, 0.01, 0.1, 1, 10]),
-        (0.11, 0.14, [0.11, 0.12, 0.13, 0.14]),
-    ],
-)
-def test_logarithmic_ticks(low, high, expected):
-    ticks = log_ticks(low, high)
-    assert set(np.round(expected, 9)) <= set(np.round(ticks, 9))
-    assert len(ticks) <= 8
-
-
 def test_numbers_read_well():
-    assert [tick_text(x) for x in (0, 0.25, 1500, 15_000, 2e6, 3e-7)] == [
-        "0",
-        "0.25",
-        "1,500",
-        "15k",
-        "2M",
-        "3e-07",
-    ]
     assert [duration_text(x) for x in (8.34, 59.99, 245, 7_800)] == [
         "8.3 s",
         "1 min 00 s",
@@ -286,46 +232,10 @@ def test_settings_are_flat_and_as_one_would_type_them():
     ]
 
 
-def lines_of(svg: str) -> list[str]:
-    return re.findall(r'<path class="line [^"]*" d="([^"]*)"', svg)
-
-
-def test_a_long_series_is_drawn_with_few_points():
-    series = Series("a", [(float(x), 1.0 + x % 7) for x in range(50_000)])
-    (path,) = lines_of(chart_svg(Chart("c", [series])))
-    assert path.count("L") < MAX_POINTS
-
-
-def test_lines_stop_at_numbers_that_cannot_be_drawn():
-    points = [(0, 1.0), (1, 2.0), (2, math.nan), (3, 1.0), (4, 0.0), (5, math.inf), (6, 3.0)]
-    assert len(lines_of(chart_svg(Chart("c", [Series("a", points)])))) == 3
-    logarithmic = chart_svg(Chart("c", [Series("a", points)], log_y=True))
-    assert len(lines_of(logarithmic)) == 3
-    assert "nan" not in logarithmic
-    assert "inf" not in logarithmic
-
-
-@pytest.mark.parametrize("log_y", [False, True])
-@pytest.mark.parametrize("points", [[(5, 3.0)], [(0, 2.0), (9, 2.0)], [(0, 1e-12), (1, 1e12)]])
-def test_points_stay_on_the_canvas(points, log_y):
-    svg = chart_svg(Chart("c", [Series("a", points)], log_y=log_y))
-    width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())
-    places = re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', svg)
-    assert len(places) == len(points)
-    assert all(0 < float(x) < width and 0 < float(y) < height for x, y in places)
-
-
-def test_the_higher_value_is_drawn_higher():
-    svg = chart_svg(Chart("c", [Series("a", [(0, 1.0), (1, 5.0)])]))
-    (_, low), (_, high) = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)
-    assert float(high) < float(low)
-
-
 def test_controls_in_names_are_spelled_and_bytes_that_are_no_text_do_not_end_a_page(tmp_path):
     name = "a\x1b[2J\nb\udcff.txt"
     page = Page(name)
     page.pairs([(name, name)])
-    page.charts([Chart(name, [Series(name, [(0, 1), (1, 2)])])])
     if os.name != "nt":
         (tmp_path / name).write_text("x", encoding="utf-8")
         page.files([tmp_path / name], tmp_path)

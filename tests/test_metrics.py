@@ -12,7 +12,7 @@ from scipy.ndimage import correlate1d
 from gaussian_splatting.core.random import generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting import evaluation as metrics
-from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.engine.reporting.evaluation import ImageComparison, score_views
 from gaussian_splatting.losses.ssim_reference import (
     gaussian_window,
     ssim_map_reference,
@@ -184,7 +184,7 @@ def test_evaluation_agrees_with_psnr_of_saved_images(tmp_path):
         image, target = random_pair(noise=noise)
         renders[camera.name] = image * 1.1 - 0.05
         photographs[camera.name] = metrics.to_uint8(target)
-    result = evaluate(lambda c: renders[c.name], cameras, lambda c: photographs[c.name])
+    result = score_views(lambda c: renders[c.name], cameras, lambda c: photographs[c.name])
     independent = []
     for camera in cameras:
         for kind, images in (("render", renders), ("truth", photographs)):
@@ -205,12 +205,12 @@ def test_quantised_evaluation_equals_saved_images_at_any_quality():
     (camera,) = make_cameras(1)
     image, target = random_pair(noise=0.002)
     photograph = metrics.to_uint8(target)
-    result = evaluate(lambda c: image, [camera], lambda c: photograph, quantise=True)
+    result = score_views(lambda c: image, [camera], lambda c: photograph, quantise=True)
     left = metrics.to_uint8(image).double().numpy() / 255
     right = photograph.double().numpy() / 255
     expected = -10 * np.log10(np.mean((left - right) ** 2))
     assert result.psnr == pytest.approx(expected, abs=1e-4)
-    exact = evaluate(lambda c: image, [camera], lambda c: photograph)
+    exact = score_views(lambda c: image, [camera], lambda c: photograph)
     assert exact.psnr > result.psnr
 
 
@@ -219,7 +219,7 @@ def test_evaluation_means_are_over_views_and_need_no_gradients():
     offsets = {"0.png": 0.1, "1.png": 0.01}
     leaf = torch.zeros(40, 51, 3, requires_grad=True)
     black = torch.zeros(40, 51, 3, dtype=torch.uint8)
-    result = evaluate(lambda c: leaf + offsets[c.name], cameras, lambda c: black)
+    result = score_views(lambda c: leaf + offsets[c.name], cameras, lambda c: black)
     assert result.psnr == pytest.approx((20 + 40) / 2, abs=1e-4)
     assert result.l1 == pytest.approx(0.055, abs=1e-6)
     assert result.ssim == pytest.approx(sum(v.ssim for v in result.per_view) / 2)
@@ -229,6 +229,41 @@ def test_render_of_another_size_is_named():
     (camera,) = make_cameras(1)
     photograph = torch.zeros(40, 50, 3, dtype=torch.uint8)
     with pytest.raises(UserError, match=r"camera 0\.png: the render is 40 x 51 x 3"):
-        evaluate(lambda c: torch.zeros(40, 51, 3), [camera], lambda c: photograph)
+        score_views(lambda c: torch.zeros(40, 51, 3), [camera], lambda c: photograph)
     with pytest.raises(ValueError, match="at least one camera"):
-        evaluate(lambda c: photograph, [], lambda c: photograph)
+        score_views(lambda c: photograph, [], lambda c: photograph)
+
+
+def test_only_pixels_that_mask_and_render_have_in_common_count():
+    (camera,) = make_cameras(1)
+    image, target = random_pair()
+    right = torch.arange(51) >= 30
+    upper = torch.arange(40) < 20
+    mask = torch.where(right.expand(40, 51), 255, 0).to(torch.uint8)[..., None]
+    photograph = torch.cat([metrics.to_uint8(target), mask], dim=-1)
+    covered = upper[:, None].expand(40, 51)
+    compared = ImageComparison.of(camera, image, photograph, covered)
+    corner = ImageComparison(image[:20, 30:], photograph[:20, 30:, :3])
+    assert compared.n_pixels == corner.n_pixels == 20 * 21
+    assert compared.psnr() == pytest.approx(corner.psnr(), abs=1e-9)
+    assert compared.fitted_psnr() == pytest.approx(corner.fitted_psnr(), abs=1e-6)
+    assert compared.constant_psnr() == pytest.approx(corner.constant_psnr(), abs=1e-9)
+    assert compared.whole().psnr() == pytest.approx(metrics.psnr(image, photograph[..., :3]))
+
+
+def test_what_a_render_does_not_cover_does_not_change_the_similarity_of_the_rest():
+    (camera,) = make_cameras(1)
+    image, target = random_pair()
+    photograph = metrics.to_uint8(target)
+    covered = (torch.arange(51) >= 10).expand(40, 51)
+    other = torch.where(covered[..., None], image, torch.zeros_like(image))
+    scores = [ImageComparison.of(camera, each, photograph, covered) for each in (image, other)]
+    assert scores[0].ssim() == scores[1].ssim()
+    assert scores[0].whole().ssim() != scores[1].whole().ssim()
+
+
+def test_equal_images_have_a_score_that_can_be_averaged():
+    (camera,) = make_cameras(1)
+    photograph = metrics.to_uint8(random_pair()[1])
+    result = score_views(lambda c: photograph.float() / 255, [camera], lambda c: photograph)
+    assert result.psnr == metrics.MAX_PSNR

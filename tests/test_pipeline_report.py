@@ -108,7 +108,7 @@ def test_a_pipeline_report_has_it_all(tmp_path):
         "0.343%",
         "Coarse mesh",
         "30.00 dB",
-        "PSNR of held-out and",
+        "Last value of each curve",
         "&lt;b&gt;",
         "4.00 KiB",
         "Not there:",
@@ -148,18 +148,20 @@ def test_photographs_stand_above_what_was_made_of_them(tmp_path, monkeypatch, ev
     assert list(nothing.rows) == ["Photograph"]
 
 
-def test_the_model_to_turn_stands_at_the_top(tmp_path):
+def test_the_viewer_of_the_results_stands_at_the_top(tmp_path):
     path = write_report(
         tmp_path / "report.html",
         "A run",
         stages_in(tmp_path),
-        ReportContent(model=b"glTF"),
+        ReportContent(viewer=tmp_path / "a scan" / "index.html"),
         notify=pytest.fail,
     )
     text = path.read_text(encoding="utf-8")
     body = text[text.index("<body>") :]
-    assert body.index("<model-viewer") < body.index("<table")
-    assert body.index("<model-viewer") < body.index("<h2>")
+    assert '<iframe src="a%20scan/index.html"' in body
+    assert body.index("<iframe") < body.index("<table")
+    assert body.index("<iframe") < body.index("<h2>")
+    assert "<script" not in text
 
 
 def test_several_meshes_stand_side_by_side(tmp_path):

@@ -67,7 +67,8 @@ def test_console_reports_and_a_repetition_name_one_duration(inputs, output, caps
         part["seconds"] += 100.0
     (folder / "times.json").write_text(json.dumps({"parts": noted}))
     (folder / "report.html").unlink()
-    durations = {duration_in(repeated(inputs, output, capsys)) for _ in range(2)}
+    console_texts = [repeated(inputs, output, capsys) for _ in range(2)]
+    durations = {duration_in(text.split("took ")[1]) for text in console_texts}
     (report_in_run,) = (output / "refined" / "scan").glob("*/report.html")
     for page in (folder / "report.html", report_in_run):
         head = page.read_text(encoding="utf-8").split("<h2", 1)[0]
@@ -75,6 +76,13 @@ def test_console_reports_and_a_repetition_name_one_duration(inputs, output, caps
     assert len(durations) == 1
     seconds = sum(part["seconds"] for part in noted.values())
     assert durations == {f"{round(seconds) // 60} min {round(seconds) % 60:02} s"}
+
+
+def test_both_reports_frame_the_page_of_the_results(finished):
+    (report_in_run,) = (finished / "refined" / "scan").glob("*/report.html")
+    for report in (finished / "scan" / "report.html", report_in_run):
+        (address,) = re.findall(r'<iframe src="([^"]+)"', report.read_text(encoding="utf-8"))
+        assert (report.parent / address).samefile(finished / "scan" / "index.html")
 
 
 def test_the_log_begins_with_the_first_stage(finished):

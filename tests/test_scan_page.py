@@ -7,7 +7,10 @@ import io
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -24,11 +27,14 @@ from sugar_extractors.export.engines.web_page import read_page_gaussians
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.outputs.result_page import write_index
 from sugar_extractors.placing import PlacementOptions
-from sugar_utils.html import MESH_ELEMENT, element_bytes
+from sugar_utils.html import MESH_ELEMENT, Page, element_bytes
 from tests.support.repository import ROOT
 from tests.support.tiny_scene import run_cli
 from tests.support.verbs import export
 from tests.test_export_placement import inputs
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext
 
 __all__ = ["inputs"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -125,18 +131,40 @@ def test_results_that_fit_into_no_page_are_complete_without_it(inputs, tmp_path,
     assert write_index(tmp_path, upright=True, lit=False, notify=pytest.fail) is None
 
 
-@pytest.mark.slow
-def test_a_browser_without_network_draws_both_under_one_camera(page, inputs):
+@contextmanager
+def offline_browser() -> Iterator[BrowserContext]:
+    """A Chromium that draws 3D without a GPU and has no network."""
     driver = pytest.importorskip("playwright.sync_api")
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip("no Chromium")
     software = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
-    pictures = {}
     with driver.sync_playwright() as started:
-        context = started.chromium.launch(executable_path=browser, args=software).new_context(
-            offline=True, viewport={"width": 600, "height": 340}
-        )
+        chromium = started.chromium.launch(executable_path=browser, args=software)
+        yield chromium.new_context(offline=True, viewport={"width": 600, "height": 340})
+
+
+@pytest.mark.slow
+def test_a_report_frames_the_page_once_it_is_asked_for(page, inputs):
+    report = Page("A report")
+    report.frame(page, page.parent, "Turn it")
+    path = page.with_name("report.html")
+    path.write_text(report.html(), encoding="utf-8")
+    with offline_browser() as context:
+        tab, asked = context.new_page(), []
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto(path.as_uri())
+        assert page.as_uri() not in asked
+        tab.click("summary")
+        drawn = f'body[data-gaussians="{len(inputs.cloud)}"]'
+        tab.frame_locator("iframe").locator(drawn).wait_for(timeout=60_000)
+    assert all(url.startswith(("file:", "blob:", "data:")) for url in asked)
+
+
+@pytest.mark.slow
+def test_a_browser_without_network_draws_both_under_one_camera(page, inputs):
+    pictures = {}
+    with offline_browser() as context:
         tab, asked = context.new_page(), []
         tab.on("request", lambda request: asked.append(request.url))
         tab.goto(page.as_uri())

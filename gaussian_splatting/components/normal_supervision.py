@@ -48,8 +48,7 @@ def facing_normals(gaussians: Gaussians, camera: Camera) -> Tensor:
     normals = rotation_matrices(gaussians.quats).gather(2, columns).squeeze(2)
     rotation = torch.from_numpy(camera.rotation).to(normals)
     in_view = normals @ rotation.T
-    translation = torch.from_numpy(camera.translation).to(normals)
-    centers = gaussians.means.detach() @ rotation.T + translation
+    centers = camera.to_view(gaussians.means.detach())
     is_facing = (in_view.detach() * centers).sum(dim=1, keepdim=True) < 0
     return torch.where(is_facing, in_view, -in_view)
 

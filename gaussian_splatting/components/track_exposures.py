@@ -16,20 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.components.view_checks import smaller
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.training_views import is_counted
-from gaussian_splatting.losses.exposure import MIN_VARIANCE, mean_exposure, unexposed
+from gaussian_splatting.engine.view_sampling import smaller
+from gaussian_splatting.losses.exposure import fit_robustly, mean_exposure, unexposed
 
 SIDE = 400  # longest side of photographs, pixels: what surrounds a keypoint is averaged
 ROUNDS = 6
 LEAST_POINTS = 30  # of a photograph
 LEAST_VIEWS = 3  # of a point
 UNSATURATED = (0.01, 0.99)  # range of colours that a camera did not clip
-REWEIGHTINGS = 8  # of least squares, towards least absolute differences
-LARGE_DIFFERENCE = 0.02  # of colours; larger ones weigh less
-GAINS = (0.1, 10.0)
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def _sampled(
     camera: Camera, observations: Observations, load_image: Callable[[Camera], Tensor]
 ) -> _Samples | None:
     """Colours of a photograph at the points that it observes; None where they are few."""
-    small, image = smaller(camera, load_image(camera).cpu(), SIDE)
+    small, image = smaller(camera, load_image(camera), SIDE)
     observed = observations.seen(small)
     if observed is None:
         return None
@@ -115,11 +112,7 @@ def _point_colors(
 
 
 def _fitted(sampled: _Samples, colors: np.ndarray, exposure: Tensor) -> Tensor:
-    """Fit the exposure of a photograph to colours of points; where few are known, it stays.
-
-    Differences count by their absolute values, so that points that something covers, or that
-    shine, do not decide.
-    """
+    """Fit the exposure of a photograph to colours of points; where few are known, it stays."""
     point_colors = colors[sampled.points]
     pixel_colors = sampled.colors
     low, high = UNSATURATED
@@ -129,20 +122,5 @@ def _fitted(sampled: _Samples, colors: np.ndarray, exposure: Tensor) -> Tensor:
         return exposure
     point_colors = point_colors[is_usable]
     pixel_colors = pixel_colors[is_usable]
-    weights = np.ones_like(pixel_colors)
-    gain = np.ones(3)
-    offset = np.zeros(3)
-    for _ in range(REWEIGHTINGS):
-        shares = weights / weights.sum(axis=0)
-        mean_point = (shares * point_colors).sum(axis=0)
-        mean_pixel = (shares * pixel_colors).sum(axis=0)
-        point_difference = point_colors - mean_point
-        pixel_difference = pixel_colors - mean_pixel
-        variance = (shares * point_difference**2).sum(axis=0)
-        covariance = (shares * point_difference * pixel_difference).sum(axis=0)
-        slope = covariance / np.maximum(variance, MIN_VARIANCE)
-        gain = np.where(variance < MIN_VARIANCE, 1.0, slope).clip(*GAINS)
-        offset = mean_pixel - gain * mean_point
-        difference = np.abs(gain * point_colors + offset - pixel_colors)
-        weights = LARGE_DIFFERENCE / np.maximum(difference, LARGE_DIFFERENCE)
-    return torch.from_numpy(np.stack([np.log(gain), offset])).float()
+    gain, offset = fit_robustly(torch.from_numpy(point_colors), torch.from_numpy(pixel_colors))
+    return torch.stack([gain.log(), offset]).float()

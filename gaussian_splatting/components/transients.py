@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.components.transient_regions import SIDE, Masks, find_transients
-from gaussian_splatting.components.view_checks import smaller
 from gaussian_splatting.components.view_residuals import ComparedView, compared
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
@@ -29,6 +28,7 @@ from gaussian_splatting.data.masks import object_mask_path
 from gaussian_splatting.engine.component import Component, Figure, IterationContext
 from gaussian_splatting.engine.state_schema import ANY, StateRule
 from gaussian_splatting.engine.training_views import TrainingView, without_uncovered
+from gaussian_splatting.engine.view_sampling import smaller
 from sugar_utils.files import atomic_path
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag

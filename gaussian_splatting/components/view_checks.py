@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from gaussian_splatting.components.poses import fitted_pose
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import far_below
 from gaussian_splatting.engine.component import Component, IterationContext, TrainedStage
-from gaussian_splatting.engine.reporting.evaluation import fitted_to, psnr
-from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.engine.reporting.evaluation import ImageComparison
+from gaussian_splatting.engine.view_sampling import smaller
 from gaussian_splatting.rasterization import plain_background
 
 LEFT_OUT = "left_out_views"  # key of the views that were left out so far, in a checkpoint
@@ -94,14 +93,14 @@ def contradicting_views(
     cameras = [stage.calibrated(camera) for camera in cameras]
     decibels = {}
     for row, camera in enumerate(cameras):
-        view, image = smaller(camera, load_image(camera))
+        view, image = smaller(camera, load_image(camera), SIDE)
         decibels[row] = _decibels(stage, view, image)
     middle, suspects = far_below(decibels, MIN_GAP, SPREAD)
     if len(suspects) > MAX_SHARE * len(cameras):
         return {}
     contradicting = {}
     for row in suspects:
-        view, image = smaller(cameras[row], load_image(cameras[row]))
+        view, image = smaller(cameras[row], load_image(cameras[row]), SIDE)
         gaussians = stage.gaussians()
         background = plain_background(white_background, stage.model.device)
         moved = fitted_pose(gaussians, view, image, stage.extent, background, exposed=True)
@@ -113,20 +112,7 @@ def contradicting_views(
     return contradicting
 
 
-def smaller(camera: Camera, image: Tensor, side: int = SIDE) -> tuple[Camera, Tensor]:
-    """Reduce a view and its image to at most ``side`` pixels on the long side. (H, W, C) uint8"""
-    small = camera.reduced(side)
-    values = image.permute(2, 0, 1)[None].float()
-    values = functional.interpolate(values, (small.height, small.width), mode="area")[0]
-    return small, values.permute(1, 2, 0).round().to(torch.uint8)
-
-
 def _decibels(stage: TrainedStage, camera: Camera, image: Tensor) -> float:
-    """PSNR of the valid pixels of a view after gain and offset; 100 for equal images."""
-    render = stage.render(camera, geometry=False).image.clamp(0, 1)
-    target = image[..., :3].to(render) / 255
-    counted = is_counted(image)
-    weights = None if counted is None else counted.to(render.device).double()
-    if weights is not None and not bool(weights.any()):
-        return 0.0
-    return min(psnr(fitted_to(render, target), target, weights), 100.0)
+    """PSNR after gain and offset of what counts in a view; 0 where nothing does."""
+    comparison = ImageComparison.of(camera, stage.render(camera, geometry=False).image, image)
+    return comparison.fitted_psnr() if comparison.n_pixels else 0.0

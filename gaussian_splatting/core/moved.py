@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gaussians in other axes: centres, shapes and view-dependent colours move together."""
+"""Points and directions in other axes, and Gaussians, whose shapes and colours move with them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,24 @@ from gaussian_splatting.core.sh_rotation import sh_rotation
 GLB_AXES = np.diag([1.0, -1.0, -1.0, 1.0])  # from those of a capture to glTF's: half a turn about x
 # From y up to z up: a quarter of a turn about x.
 Z_UP_AXES = np.array([[1.0, 0, 0, 0], [0, 0, -1, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+_TINY = 1e-300  # length of a vector that has no direction
 _REFLECTED_BANDS = np.repeat([-1.0, 1.0, -1.0], (3, 5, 7))  # of degree 1 to 3, at the origin
 
 
 def moved_points(points: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """Return points after an affine map. (N, 3) and (4, 4) -> (N, 3) float64"""
     return points @ matrix[:3, :3].T + matrix[:3, 3]
+
+
+def unit_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors with length 1; zero stays zero. (..., D) -> (..., D)"""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.maximum(lengths, _TINY)
+
+
+def is_identity(matrix: np.ndarray) -> bool:
+    """Whether an affine map leaves all where it is. (4, 4)"""
+    return np.array_equal(matrix, np.eye(4))
 
 
 def scale_of_matrix(matrix: np.ndarray) -> float:
@@ -31,8 +43,10 @@ def scale_of_matrix(matrix: np.ndarray) -> float:
 def moved_cloud(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
     """Return a cloud after a similarity, (4, 4), which may mirror it.
 
-    A camera that moves with it sees the same picture.
+    A camera that moves with it sees the same picture. A cloud that stays keeps all its bits.
     """
+    if is_identity(matrix):
+        return cloud
     linear = matrix[:3, :3]
     factor = scale_of_matrix(matrix)
     # A mirror is a rotation after a reflection at the origin, which has a negative factor.

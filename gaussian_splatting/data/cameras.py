@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -52,6 +52,14 @@ class ViewMask:
     outline_error: float = 0.0
     weight: float = 1.0  # of its vote about the visual hull
     white: int = 255  # the brightness that counts fully; 1 for masks that hold labels
+
+
+class Projection(NamedTuple):
+    """Points in the image of a camera."""
+
+    pixels: np.ndarray  # (N, 2), measured from the corner of the image
+    depths: np.ndarray  # along the axis of the camera, world units, (N,)
+    is_inside: np.ndarray  # points before the camera and in the image, (N,) bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +138,36 @@ class Camera:
         height = max(1, round(self.height * scale))
         return self.resized(width, height)
 
+    @overload
+    def to_view(self, points: np.ndarray) -> np.ndarray: ...
+
+    @overload
+    def to_view(self, points: Tensor) -> Tensor: ...
+
+    def to_view(self, points: np.ndarray | Tensor) -> np.ndarray | Tensor:
+        """Return points in the axes of the camera. (N, 3) world units -> (N, 3)
+
+        Tensors keep their precision and device, and gradients reach them.
+        """
+        if isinstance(points, np.ndarray):
+            return points @ self.rotation.T + self.translation
+        rotation = torch.from_numpy(self.rotation).to(points)
+        return points @ rotation.T + torch.from_numpy(self.translation).to(points)
+
+    def project(self, points: np.ndarray) -> Projection:
+        """Return where points are in the image. (N, 3) world units"""
+        view = self.to_view(points)
+        depths = view[:, 2]
+        is_inside = depths > 0
+        pixels = view[:, :2] / np.where(is_inside, depths, 1.0)[:, None]
+        pixels = pixels * (self.fx, self.fy) + (self.cx, self.cy)
+        is_inside &= ((pixels >= 0) & (pixels < (self.width, self.height))).all(axis=1)
+        return Projection(pixels, depths, is_inside)
+
+    def coordinates(self, points: Tensor) -> Tensor:
+        """Return :meth:`to_view` of points with the same bits on every machine. (N, 3) -> (N, 3)"""
+        return torch.stack([self.coordinate(points, axis) for axis in range(3)], dim=-1)
+
     def coordinate(self, points: Tensor, axis: int) -> Tensor:
         """Return the coordinate of points along an axis of the camera: 0 x, 1 y, 2 depth.
 
@@ -189,15 +227,8 @@ def near_plane(cameras: Sequence[Camera], points: np.ndarray) -> float:
 
 def _nearest_depth(camera: Camera, points: np.ndarray) -> float | None:
     """Return the depth of the nearest points in the image; None where there are no points."""
-    view = points @ camera.rotation.T + camera.translation
-    view = view[view[:, 2] > 0]
-    if not len(view):
-        return None
-    x, y, z = view.T
-    columns = x / z * camera.fx + camera.cx
-    rows = y / z * camera.fy + camera.cy
-    inside = (columns >= 0) & (columns < camera.width) & (rows >= 0) & (rows < camera.height)
-    depths = z[inside]
+    projection = camera.project(points)
+    depths = projection.depths[projection.is_inside]
     if not len(depths):
         return None
     least = _LEAST_NEAR * float(np.median(depths))

@@ -216,7 +216,7 @@ def _linear_light(signal: np.ndarray, transfer: Transfer) -> np.ndarray:
         return _pq_light(signal) / _PQ_WHITE
     if transfer == "linear":
         return signal
-    return np.where(signal <= 0.04045, signal / 12.92, ((signal + 0.055) / 1.055) ** 2.4)
+    return light_of_srgb(signal)
 
 
 def _hlg_light(signal: np.ndarray) -> np.ndarray:
@@ -236,6 +236,11 @@ def _pq_light(signal: np.ndarray) -> np.ndarray:
     c1 = c3 - c2 + 1
     power = signal ** (1 / m2)
     return (np.maximum(power - c1, 0) / (c2 - c3 * power)) ** (1 / m1)
+
+
+def light_of_srgb(values: np.ndarray) -> np.ndarray:
+    """Return linear light of sRGB values, both from 0 to 1 (IEC 61966-2-1)."""
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
 
 
 def srgb_of_light(light: np.ndarray) -> np.ndarray:

@@ -139,8 +139,7 @@ class _View:
         (N, 3) world units -> (N,) int64, (N,) bool
         """
         camera = self.camera
-        coordinates = [camera.coordinate(points, axis) for axis in range(3)]
-        pixels = pixels_of(torch.stack(coordinates, dim=-1), camera)
+        pixels = pixels_of(camera.coordinates(points), camera)
         return pixels.rows * camera.width + pixels.columns, pixels.inside
 
     def pixels_per_unit(self, points: Tensor) -> float:

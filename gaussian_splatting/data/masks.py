@@ -455,7 +455,7 @@ class VisualHull:
         points = points.detach().float()
         weights = self.weights or [1.0] * len(self.cameras)
         for camera, distance, weight in zip(self.cameras, self.distances, weights, strict=True):
-            view_x, view_y, depth = [camera.coordinate(points, axis) for axis in range(3)]
+            view_x, view_y, depth = camera.coordinates(points).unbind(dim=-1)
             u = camera.fx * view_x / depth + camera.cx
             v = camera.fy * view_y / depth + camera.cy
             is_shown = (depth > _MIN_Z) & (u >= 0) & (v >= 0)

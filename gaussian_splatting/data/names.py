@@ -36,6 +36,10 @@ ENCODINGS = ("utf-8", "gbk", "cp1252", "cp932", "cp949", "big5", "cp1251", "cp43
 _MAX_SEARCHED = 200_000  # files of a folder and of all folders in it
 _MAX_COMPARED = 5_000  # names among which the nearest one is looked for
 _NEAR_ENOUGH = 0.5  # least similarity of a name that is proposed, from 0 to 1
+# How much of the last part of a path a name has.
+_WHOLE = "whole"
+_STEM = "without extension"
+_BEGINNING = "up to the first dot"  # as older 3DGS releases store names
 _DRIVE = re.compile(r"[A-Za-z]:/")
 
 Match = TypeVar("Match")
@@ -179,11 +183,8 @@ class NameIndex:
     ) -> None:
         self._suffixes = suffixes
         self._paths: list[str] = []
-        # Paths by their last part: complete, without extension, and up to the first dot, as older
-        # 3DGS releases store it.
-        self._complete: dict[str, list[str]] = {}
-        self._stems: dict[str, list[str]] = {}
-        self._beginnings: dict[str, list[str]] = {}
+        # Paths by how much of their last part is spelt out, and by its spelling.
+        self._by_spelling: dict[tuple[str, str], list[str]] = {}
         for path in sorted(paths):
             name = _key(PurePosixPath(normalized(path)).name)
             if suffixes is not None:
@@ -194,9 +195,8 @@ class NameIndex:
             else:
                 stem = _stem(name)
             self._paths.append(path)
-            self._complete.setdefault(name, []).append(path)
-            self._stems.setdefault(stem, []).append(path)
-            self._beginnings.setdefault(name.split(".")[0], []).append(path)
+            for spelling in ((_WHOLE, name), (_STEM, stem), (_BEGINNING, name.split(".")[0])):
+                self._by_spelling.setdefault(spelling, []).append(path)
 
     @property
     def paths(self) -> Sequence[str]:
@@ -211,20 +211,20 @@ class NameIndex:
         """Return the path that a name means in the encoding in which it is given."""
         folders, last = _split(name)
         is_absolute = _is_absolute(name)
-        tables = (
-            (self._complete, last),
-            (self._stems, last),
-            (self._stems, _stem(last)),
-            (self._beginnings, last),
-        )
-        for table, key in tables:
-            candidates = _best(folders, is_absolute, table.get(key, []))
+        for extent, key in (
+            (_WHOLE, last),
+            (_STEM, last),
+            (_STEM, _stem(last)),
+            (_BEGINNING, last),
+        ):
+            paths = self._by_spelling.get((extent, key), [])
+            candidates = _best(folders, is_absolute, paths)
             if not candidates:
                 continue
             if len(candidates) == 1:
                 return candidates[0]
             candidate_folders = {_split(path)[0] for path in candidates}
-            if len(candidate_folders) == 1 and table is not self._beginnings:
+            if len(candidate_folders) == 1 and extent != _BEGINNING:
                 return min(candidates, key=self._rank)
             return None
         return None

@@ -287,19 +287,14 @@ class Observations:
         rows = self.rows.get(camera.name)
         if rows is None:
             return None
-        view = self.points[rows].astype(np.float64) @ camera.rotation.T + camera.translation
-        depth = view[:, 2]
-        pixels = view[:, :2] / np.where(depth > 0, depth, 1.0)[:, None]
-        pixels = pixels * (camera.fx, camera.fy) + (camera.cx, camera.cy)
-        inside = (depth > 0) & (pixels >= 0).all(axis=1)
-        inside &= (pixels < (camera.width, camera.height)).all(axis=1)
+        pixels, depths, inside = camera.project(self.points[rows].astype(np.float64))
         if not inside.any():
             return None
         inside_rows = rows[inside]
         return SeenPoints(
             rows=inside_rows,
             pixels=pixels[inside],
-            depths=depth[inside],
+            depths=depths[inside],
             errors=self.errors[inside_rows],
             lengths=self.lengths[inside_rows],
             rgb=None if self.rgb is None else self.rgb[inside_rows],

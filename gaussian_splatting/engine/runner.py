@@ -28,10 +28,11 @@ from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
 from gaussian_splatting.rasterization.compute import Compute
 from gaussian_splatting.scenes.scene import Scene
-from sugar_utils.console import Console, duration_text
+from sugar_utils.console import Console
 from sugar_utils.errors import UserError, printable
 from sugar_utils.files import check_writable, exclusive, flat_items
 from sugar_utils.flags import boolean, positive_int
+from sugar_utils.html import duration_text
 from sugar_utils.kernel_loading import load_module, loading_ahead
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import RunRecord, read_checked

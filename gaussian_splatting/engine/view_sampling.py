@@ -121,6 +121,12 @@ class UploadedViews:
         self._sent = _SentView(camera, scale, sized_camera, on_device, arrived)
 
 
+def smaller(camera: Camera, photograph: Tensor, longest_side: int) -> tuple[Camera, Tensor]:
+    """Reduce a view and its photograph, (H, W, 3) or (H, W, 4) uint8, to a number of pixels."""
+    small = camera.reduced(longest_side)
+    return small, averaged(photograph.cpu(), small.width, small.height)
+
+
 def averaged(photograph: Tensor, width: int, height: int) -> Tensor:
     """A reduced image: means of the covered pixels, colours weighted by the mask."""
     planes = photograph.permute(2, 0, 1).float()

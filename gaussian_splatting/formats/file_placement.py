@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import moved_cloud
+from gaussian_splatting.core.moved import is_identity, moved_cloud, moved_points
 from gaussian_splatting.data.world_offset import world_offset
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.schemas import FAR
@@ -32,7 +32,7 @@ def placed_cloud(
         UserError: The matrix is no similarity, which Gaussians could follow, or has no numbers that
             can be computed with.
     """
-    if np.array_equal(matrix, np.eye(4)):
+    if is_identity(matrix):
         return cloud
     if not np.abs(matrix).max() <= FAR:
         raise UserError(f"{path}: a transform has numbers beyond {FAR:g}; export it again")
@@ -41,7 +41,7 @@ def placed_cloud(
             f"{path}: its Gaussians are stretched, sheared or flattened by a transform; apply the "
             "transform to them in the program that made the file"
         )
-    centers = cloud.means.double().cpu().numpy() @ matrix[:3, :3].T + matrix[:3, 3]
+    centers = moved_points(cloud.means.double().cpu().numpy(), matrix)
     if world_offset(centers).any():
         translation = ", ".join(f"{value:.6f}" for value in matrix[:3, 3])
         notify(f"{path}: translation ({translation}) left out, float32 has too few digits for it")

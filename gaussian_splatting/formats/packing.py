@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gaussian_splatting.core.cloud import MAX_LOG_SCALE, GaussianCloud
+from gaussian_splatting.core.moved import unit_vectors
 from sugar_utils.errors import Notify, UserError
 
 BANDS = {0: 0, 1: 3, 2: 8, 3: 15, 4: 24}
@@ -31,7 +32,7 @@ def smallest_three(quats: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     The others are of unit quaternions and in their order. Signs are such that the largest part is
     positive, so they are within +-sqrt(1/2).
     """
-    unit = _unit(quats)
+    unit = unit_vectors(quats)
     largest = np.abs(unit).argmax(axis=1)
     is_negative = unit[np.arange(len(unit)), largest] < 0
     unit = unit * np.where(is_negative, -1.0, 1.0)[:, None]
@@ -45,7 +46,7 @@ def from_smallest_three(largest: np.ndarray, three: np.ndarray) -> np.ndarray:
     quats[np.arange(4) != largest[:, None]] = three.ravel()
     squared = (three**2).sum(axis=1)
     quats[np.arange(len(quats)), largest] = np.sqrt(np.maximum(0.0, 1.0 - squared))
-    return _unit(quats)
+    return unit_vectors(quats)
 
 
 def columns(cloud: GaussianCloud) -> dict[str, np.ndarray]:
@@ -53,7 +54,7 @@ def columns(cloud: GaussianCloud) -> dict[str, np.ndarray]:
     values = {}
     for name, tensor in cloud.tensors().items():
         values[name] = tensor.cpu().double().numpy()
-    values["quats"] = _unit(values["quats"])
+    values["quats"] = unit_vectors(values["quats"])
     return values
 
 
@@ -61,10 +62,6 @@ def require_gaussians(path: Path, cloud: GaussianCloud) -> None:
     """Raise a ``UserError`` if a file would hold no Gaussians, which no program opens."""
     if len(cloud) == 0:
         raise UserError(f"{path}: there are no Gaussians to write; choose another result")
-
-
-def _unit(quats: np.ndarray) -> np.ndarray:
-    return quats / np.linalg.norm(quats, axis=1, keepdims=True)
 
 
 class Columns(NamedTuple):

@@ -31,15 +31,17 @@ READERS: dict[str, Callable[[Path, Notify], GaussianCloud]] = {
 """Readers of Gaussians in the axes of the file; they report what they change or leave out."""
 
 
-def read_gaussians(
-    path: Path, notify: Notify, world_offset: np.ndarray | None = None
-) -> GaussianCloud:
-    """Read a file of Gaussians into the scene, by the placement of its record.
+ReadAsWritten = Callable[[Path, Notify, np.ndarray | None], GaussianCloud]
+"""Reads a file in its own axes, less an offset that its coordinates may have. (3,)"""
+
+
+def read_as_written(path: Path, notify: Notify, offset: np.ndarray | None = None) -> GaussianCloud:
+    """Read a file of Gaussians in its own axes.
 
     Args:
-        path: The file; without a record it has the coordinates of the scene, or of the original.
+        path: The file.
         notify: Called with lines about what is changed or left out.
-        world_offset: Of the scene: what is subtracted from the coordinates of the original. (3,)
+        offset: That is subtracted from coordinates far from the origin. (3,)
     """
     refuse_other_kinds(path)
     suffix = path.suffix.lower()
@@ -48,11 +50,27 @@ def read_gaussians(
             f"{path}: not one of {', '.join(READERS)}; make one of it with "
             f"{command_text('export', path, '--to', 'ply')}"
         )
+    return near_cloud(READERS[suffix], path, notify, offset)
+
+
+def read_gaussians(
+    path: Path,
+    notify: Notify,
+    world_offset: np.ndarray | None = None,
+    read: ReadAsWritten = read_as_written,
+) -> GaussianCloud:
+    """Read Gaussians into the scene: from where their record says that they stand.
+
+    Args:
+        path: Without a record it has the coordinates of the scene, or of the original.
+        notify: Called with lines about what is changed or left out.
+        world_offset: Of the scene: what is subtracted from the coordinates of the original, (3,);
+            None: the one that the file was made with.
+        read: Reads the file; the usual one reads files of Gaussians alone.
+    """
     placement = Placement.of(path)
     offset = placement.offset if placement.is_recorded else world_offset
-    cloud = near_cloud(READERS[suffix], path, notify, offset)
-    to_scene = placement.to_scene(world_offset)
-    return cloud if np.array_equal(to_scene, np.eye(4)) else moved_cloud(cloud, to_scene)
+    return moved_cloud(read(path, notify, offset), placement.to_scene(world_offset))
 
 
 def near_cloud(

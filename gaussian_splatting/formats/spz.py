@@ -394,8 +394,7 @@ def _apply_records(
         notify(f"note: {path}: left out the extension records {', '.join(others)}")
     if AXES not in records:
         return cloud
-    matrix = _to_format_axes(path, records[AXES], notify)
-    return cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
+    return moved_cloud(cloud, _to_format_axes(path, records[AXES], notify))
 
 
 def _quats(data: np.ndarray) -> np.ndarray:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exposure of an image: a gain and an offset per colour channel.
+"""Exposure of an image: a gain and an offset per colour channel, applied and found.
 
 An exposure is a (2, 3) tensor: logarithms of gains a, then offsets b, per channel. An image of this
 exposure shows I' = exp(a) I + b where the model renders I.
@@ -7,6 +7,7 @@ exposure shows I' = exp(a) I + b where the model renders I.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,12 @@ from torch import Tensor
 WHITE = 253.5 / 255
 BLACK = 1.5 / 255
 MIN_VARIANCE = 1e-6  # of a channel; below, there is no gain to be fitted, only an offset
+_REWEIGHTINGS = 8  # of least squares, towards least absolute differences
+_LARGE_DIFFERENCE = 0.02  # of colours; larger ones weigh less
+_ROBUST_GAINS = (0.1, 10.0)
+_BLACK_SUM = 1e-3  # of colours; images that are black have a gain of 1
+_DARK = 12.0  # of 255: too dark to tell an exposure
+_MOST_GAIN = 1.5  # between photographs of one round of a turntable
 
 
 class _Exposed(torch.autograd.Function):
@@ -81,21 +88,92 @@ def mean_exposure(values: Tensor) -> Tensor:
     return torch.stack([log_gain, exposures[:, 1].mean(dim=0)]).to(values.dtype)
 
 
-def fit_gain_and_offset(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit the gains and offsets, (3,) float64 each, that bring one (H, W, 3) image to another."""
-    mean_x = _mean_of_pixels(image)
-    mean_y = _mean_of_pixels(target)
+def fit_gain_and_offset(
+    image: Tensor,
+    target: Tensor,
+    weights: Tensor | None = None,
+    gain_limits: tuple[float, float] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Fit the gains and offsets, (3,) float64 each, that bring one (H, W, 3) image to another.
+
+    By least squares: of all exposures it has the least error, so that it is a fair score. Noise of
+    the image makes the gain smaller.
+
+    Args:
+        weights: How much each pixel counts, (H, W), or each channel of it, (H, W, 3); None for all
+            alike.
+        gain_limits: The least and the largest gain; None for any.
+    """
+    if weights is not None and weights.dim() == 2:
+        weights = weights[..., None]
+    mean_x = _mean_of_pixels(image, weights)
+    mean_y = _mean_of_pixels(target, weights)
     x = image.double() - mean_x
     y = target.double() - mean_y
-    variance = _mean_of_pixels(x * x)
-    covariance = _mean_of_pixels(x * y)
+    variance = _mean_of_pixels(x * x, weights)
+    covariance = _mean_of_pixels(x * y, weights)
     is_flat = variance < MIN_VARIANCE
     gain = torch.where(is_flat, 1.0, covariance / variance.clamp_min(MIN_VARIANCE))
+    if gain_limits is not None:
+        gain = gain.clamp(*gain_limits)
     return gain, mean_y - gain * mean_x
 
 
-def _mean_of_pixels(image: Tensor) -> Tensor:
-    return _sum_of_pixels(image) / (image.shape[0] * image.shape[1])
+def fit_robustly(colors: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit gains and offsets, (3,) each, where some colours have nothing to do with the target.
+
+    Large differences count by their absolute values, through least squares weighted anew: points
+    that something covers, or that shine, do not decide.
+
+    Args:
+        colors: (N, 3) float64 in [0, 1]
+        target: Likewise.
+    """
+    colors = colors[None]
+    target = target[None]
+    weights = torch.ones_like(colors)
+    gain = torch.ones_like(colors[0, 0])
+    offset = torch.zeros_like(gain)
+    for _ in range(_REWEIGHTINGS):
+        gain, offset = fit_gain_and_offset(colors, target, weights, _ROBUST_GAINS)
+        difference = (gain * colors + offset - target).abs()
+        weights = _LARGE_DIFFERENCE / difference.clamp_min(_LARGE_DIFFERENCE)
+    return gain, offset
+
+
+def gain_of_means(image: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    """Return the gain per channel that gives an image the mean colours of another. (3, 1, 1)
+
+    Least squares would darken, because noise counts as a smaller gain.
+
+    Args:
+        image: (3, H, W) in [0, 1]
+        target: Likewise.
+        weights: How much each pixel counts. (1, H, W)
+    """
+    target_sum = (target * weights).sum(dim=(1, 2)) + _BLACK_SUM
+    image_sum = (image * weights).sum(dim=(1, 2)) + _BLACK_SUM
+    return (target_sum / image_sum)[:, None, None]
+
+
+def median_gain(colors: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Return the gain per channel that most colours need, whatever the others show. (3,) float32
+
+    Args:
+        colors: (P, 3) from 0 to 255
+        target: Likewise; pixels that are dark in one of both do not count.
+    """
+    bright = np.minimum(colors, target).min(axis=1) > _DARK
+    if not bright.any():
+        return np.ones(3, dtype=np.float32)
+    gain = np.median(target[bright] / colors[bright], axis=0)
+    return gain.clip(1 / _MOST_GAIN, _MOST_GAIN).astype(np.float32)
+
+
+def _mean_of_pixels(image: Tensor, weights: Tensor | None = None) -> Tensor:
+    if weights is None:
+        return _sum_of_pixels(image) / (image.shape[0] * image.shape[1])
+    return _sum_of_pixels(image * weights) / _sum_of_pixels(weights)
 
 
 def _sum_of_pixels(image: Tensor) -> Tensor:

@@ -174,13 +174,10 @@ def _with_ranges(
     usable = []
     ranges = []
     for camera in cameras:
-        view_points = points.astype(np.float64) @ camera.rotation.T + camera.translation
-        view_points = view_points[view_points[:, 2] > 0]
-        pixels = view_points[:, :2] / view_points[:, 2:] * (camera.fx, camera.fy)
-        pixels = pixels + (camera.cx, camera.cy)
-        inside = ((pixels >= 0) & (pixels < (camera.width, camera.height))).all(axis=1)
-        if inside.sum() >= MIN_SPARSE_POINTS:
-            nearest, farthest = np.percentile(view_points[inside, 2], (1, 99))
+        projection = camera.project(points.astype(np.float64))
+        depths = projection.depths[projection.is_inside]
+        if len(depths) >= MIN_SPARSE_POINTS:
+            nearest, farthest = np.percentile(depths, (1, 99))
             usable.append(camera)
             ranges.append(DepthRange(0.8 * float(nearest), 1.3 * float(farthest)))
     return usable, ranges

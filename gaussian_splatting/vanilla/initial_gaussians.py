@@ -120,10 +120,8 @@ def _points_in_scene(path: Path, scene: Scene, notify: Notify) -> tuple[np.ndarr
     placement = Placement.of(path)
     offset = placement.offset if placement.is_recorded else scene.offset
     points, colors = ply_files.read_point_ply(path, notify, offset)
-    to_scene = placement.to_scene(scene.offset)
-    if not np.array_equal(to_scene, np.eye(4)):
-        points = moved_points(points.astype(np.float64), to_scene).astype(np.float32)
-    return points, colors
+    points = moved_points(points.astype(np.float64), placement.to_scene(scene.offset))
+    return points.astype(np.float32), colors
 
 
 def holds_gaussians(path: Path) -> bool:

@@ -63,8 +63,6 @@ def directional_colors(
 def _colors_in(camera: Camera, photograph: Tensor, points: Tensor) -> Tensor:
     """Colours of a photograph where points project, NaN where it does not show them. (M, 3)"""
     view, colors, counted = small_copy(camera, photograph, "cpu")
-    rotation = torch.from_numpy(camera.rotation)
-    view_points = points @ rotation.T + torch.from_numpy(camera.translation)
-    rows, columns, inside = pixels_of(view_points, view.camera)
+    rows, columns, inside = pixels_of(camera.to_view(points), view.camera)
     is_shown = inside & counted[rows, columns]
     return torch.where(is_shown[:, None], colors[rows, columns].double(), torch.nan)

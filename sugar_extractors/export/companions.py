@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaussian_splatting.formats.placement import MESH, PLACED, SPLATS, placed_gaussians
+from sugar_trainers.naming import REFINED_MESH_FOLDER, REFINED_PLY_FOLDER
 from sugar_utils.errors import UserError
-
-_MESHES = "refined_mesh"  # folder of the meshes of a run
-_GAUSSIANS = "refined_ply"  # folder of its Gaussians, which have the names of the meshes
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,8 @@ def _expected_gaussians(mesh: Path) -> Path:
     if mesh.stem.endswith(PLACED):
         original = mesh.with_name(f"{mesh.stem.removesuffix(PLACED)}.obj")
         return placed_gaussians(original)
-    if mesh.parent.parent.name == _MESHES:
+    if mesh.parent.parent.name == REFINED_MESH_FOLDER:
+        # Gaussians have the names of the meshes.
         root = mesh.parent.parent.parent
-        return root / _GAUSSIANS / mesh.parent.name / f"{mesh.stem}.ply"
+        return root / REFINED_PLY_FOLDER / mesh.parent.name / f"{mesh.stem}.ply"
     return mesh.with_suffix(".ply")

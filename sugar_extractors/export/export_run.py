@@ -340,9 +340,7 @@ def _export_points(job: _Export, file_format: PointFormat, temporary: Paths) -> 
     """Write points in full coordinates and return where they stand."""
     options = job.options
     points = read_points(options.file, job.console.info)
-    to_start = job.to_start(job.source)
-    if not np.array_equal(to_start, np.eye(4)):
-        points = points.moved(to_start)
+    points = points.moved(job.to_start(job.source))
     matrix = file_format.matrix(job.world) @ job.matrix(points.positions)
     file_format.writer(
         PointExport(
@@ -364,9 +362,9 @@ def _export_gaussians(job: _Export, file_format: GaussianFormat, temporary: Path
     console = job.console
     cloud = _read_result(job, temporary)
     require_gaussians(options.file, cloud)
-    cloud = _moved_gaussians(cloud, job.to_start(job.source))
+    cloud = moved_cloud(cloud, job.to_start(job.source))
     matrix = file_format.matrix(job.world) @ job.matrix(cloud.means.double().numpy())
-    cloud = _moved_gaussians(cloud, matrix)
+    cloud = moved_cloud(cloud, matrix)
     _note_losses(options, cloud, file_format.holds_antialiasing, console)
     is_held = _held_rows(options, cloud, file_format.fit, console)
     path = temporary[options.target]
@@ -439,7 +437,7 @@ def _reposed_gaussians(bound: BoundCloud, path: Path, job: _Export) -> GaussianC
         n_deleted = len(bound.faces) - len(edited.triangles)
         job.console.info(f"{n_deleted:,} triangles are left out with their Gaussians")
         cloud = with_triangles(cloud, edited.triangles)
-    return _moved_gaussians(cloud.to_gaussians(), job.source.matrix)
+    return moved_cloud(cloud.to_gaussians(), job.source.matrix)
 
 
 def _export_mesh(job: _Export, file_format: MeshFormat, temporary: Paths) -> np.ndarray:
@@ -488,7 +486,7 @@ def _export_combined(job: _Export, file_format: CombinedFormat, temporary: Paths
     (mesh,), matrix = _placed_levels(job, companions.mesh)
     matrix = file_format.matrix(job.world) @ matrix
     mesh = _moved_mesh(mesh, matrix)
-    cloud = _moved_gaussians(cloud, matrix @ job.to_start(standing))
+    cloud = moved_cloud(cloud, matrix @ job.to_start(standing))
     _note_losses(options, cloud, file_format.holds_antialiasing, console)
     is_held = _held_rows(options, cloud, file_format.fit, console)
     path = temporary[options.target]
@@ -517,9 +515,7 @@ def _placed_levels(job: _Export, path: Path) -> tuple[list[TexturedMesh], np.nda
     """
     options = job.options
     mesh, _ = open_textured_mesh(path, job.console.info)
-    to_start = job.to_start(job.source)
-    if not np.array_equal(to_start, np.eye(4)):
-        mesh = _moved_mesh(mesh, to_start)
+    mesh = _moved_mesh(mesh, job.to_start(job.source))
     matrix = job.matrix(mesh.vertices.double().numpy())
     finest = mesh
     normal_map = options.normal_map
@@ -543,11 +539,6 @@ def _collider(options: ExportOptions, mesh: TexturedMesh, console: Console) -> C
 def _report_mesh(name: str, mesh: TexturedMesh, console: Console) -> None:
     side = mesh.texture.shape[1]
     console.info(f"{name}: {mesh.n_faces:,} triangles, {side} texels a side")
-
-
-def _moved_gaussians(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
-    """Return Gaussians after a matrix, (4, 4); those that stay keep all their bits."""
-    return cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
 
 
 def _moved_mesh(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:

@@ -12,7 +12,13 @@ from typing import Protocol
 import numpy as np
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import GLB_AXES, Z_UP_AXES
+from gaussian_splatting.core.moved import (
+    GLB_AXES,
+    Z_UP_AXES,
+    is_identity,
+    moved_points,
+    unit_vectors,
+)
 from gaussian_splatting.formats.placement import UP, Z_UP
 from gaussian_splatting.formats.spz import SpzFit
 from sugar_extractors.export.engines.colliders import Collider
@@ -192,13 +198,12 @@ class PointCloud:
 
     def moved(self, matrix: np.ndarray) -> PointCloud:
         """Return the points after a similarity. (4, 4)"""
-        linear = matrix[:3, :3]
-        positions = self.positions @ linear.T + matrix[:3, 3]
+        if is_identity(matrix):
+            return self
         normals = None
         if self.normals is not None:
-            turned = self.normals @ linear.T
-            normals = turned / np.linalg.norm(turned, axis=1, keepdims=True)
-        return replace(self, positions=positions, normals=normals)
+            normals = unit_vectors(self.normals @ matrix[:3, :3].T)
+        return replace(self, positions=moved_points(self.positions, matrix), normals=normals)
 
 
 class CoordinateSystem(Protocol):

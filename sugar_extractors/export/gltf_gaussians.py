@@ -12,6 +12,7 @@ import numpy as np
 
 from gaussian_splatting.core.cloud import ANTIALIASED, GaussianCloud
 from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
+from gaussian_splatting.data.color_spaces import light_of_srgb
 from gaussian_splatting.formats.file_placement import placed_cloud
 from gaussian_splatting.formats.gltf_container import (
     BinaryPart,
@@ -106,9 +107,8 @@ def _attributes(cloud: GaussianCloud) -> dict[str, np.ndarray]:
     attributes |= dict(zip(_COEFFICIENTS, coefficients, strict=True))
     attributes = {name: array.astype("<f4") for name, array in attributes.items()}
     colors = np.clip(sh_to_rgb(values["sh_dc"][:, 0]), 0, 1)
-    # ``COLOR_0`` holds linear light, not the values of screens (IEC 61966-2-1).
-    linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
-    fallback = np.rint(255 * np.concatenate([linear, opacities], axis=1))
+    # ``COLOR_0`` holds linear light, not the values of screens.
+    fallback = np.rint(255 * np.concatenate([light_of_srgb(colors), opacities], axis=1))
     attributes["COLOR_0"] = fallback.astype(np.uint8)
     return attributes
 

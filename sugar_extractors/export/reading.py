@@ -14,7 +14,7 @@ from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.formats.file_kinds import refuse_other_kinds
 from gaussian_splatting.formats.placement import Placement, note_unknown
 from gaussian_splatting.formats.ply import holds_gaussians
-from gaussian_splatting.formats.readers import near_cloud
+from gaussian_splatting.formats.readers import near_cloud, read_gaussians
 from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
 from sugar_extractors.export.format_types import GaussianFormat
 from sugar_extractors.export.formats import GAUSSIAN_FORMATS
@@ -48,17 +48,15 @@ def open_gaussians(path: Path, notify: Notify) -> tuple[GaussianCloud, Placement
 def read_gaussians_in_scene(
     path: Path, notify: Notify, world_offset: np.ndarray | None = None
 ) -> GaussianCloud:
-    """Read a cloud of Gaussians into the scene, by the placement of its record.
+    """Read Gaussians of any stage and format into the scene, as ``read_gaussians`` does.
 
     Args:
         path: See :func:`read_as_written`.
         notify: Called with lines about what is changed or left out.
         world_offset: Of the scene, (3,); None: the one that the file was made with.
     """
-    cloud, placement = open_gaussians(path, notify)
-    note_unknown(path, placement, notify)
-    to_scene = placement.to_scene(world_offset)
-    return cloud if np.array_equal(to_scene, np.eye(4)) else moved_cloud(cloud, to_scene)
+    note_unknown(path, Placement.of(path), notify)
+    return read_gaussians(path, notify, world_offset, read_as_written)
 
 
 def open_textured_mesh(path: Path, notify: Notify) -> tuple[TexturedMesh, Placement]:

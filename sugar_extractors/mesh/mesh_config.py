@@ -15,7 +15,11 @@ from sugar_extractors.mesh.holes.hole_filling import MODES as FILLING_MODES
 from sugar_extractors.mesh.meshing_backends import BACKENDS, FUSED, PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
-from sugar_trainers.naming import OUTPUT_ROOT, number_text, scene_name
+from sugar_trainers.naming import (
+    COARSE_MESH_FOLDER,
+    number_text,
+    stage_folder,
+)
 from sugar_utils import flags
 from sugar_utils.errors import UserError
 from sugar_utils.schemas import RunRecord, read_checked
@@ -187,7 +191,7 @@ class MeshOptions(CaptureOptions):
     @property
     def directory(self) -> Path:
         """The folder of the meshes."""
-        return self.mesh_output_dir or OUTPUT_ROOT / "coarse_mesh" / scene_name(self.scene_path)
+        return self.mesh_output_dir or stage_folder(COARSE_MESH_FOLDER, self.scene_path)
 
     def mesh_path(self, level: float, target: int) -> Path:
         """Return the file of the mesh of a level and a number of triangles."""

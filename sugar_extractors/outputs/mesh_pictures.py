@@ -1,27 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of meshes, and the small model in a report."""
+"""Pictures of meshes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gaussian_splatting.core.moved import moved_points
 from gaussian_splatting.data.cameras import Camera
-from sugar_extractors.export.mesh_reduction import simplified
-from sugar_extractors.placing import PlacementOptions, placing_matrix
-from sugar_scene.mesh_files.textured_mesh_io import (
-    MeshStyle,
-    TexturedMesh,
-    glb_chunks,
-    jpeg_bytes,
-)
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 
@@ -34,8 +23,6 @@ _HEADLIGHT = 0.26
 _KEY = 0.64
 _KEY_DIRECTION = (-0.5, -0.7, -0.5)  # camera axes: from the upper left, behind the viewer
 _SAMPLES_PER_SIDE = 2
-MAX_TRIANGLES = 30_000
-TEXTURE_SIDE = 1_024
 
 
 def shaded_views(
@@ -123,25 +110,3 @@ def _averaged(image: Tensor) -> np.ndarray:
     means = torch.nn.functional.avg_pool2d(planes, _SAMPLES_PER_SIDE)[0]
     colors = (means.permute(1, 2, 0).clamp(0, 1) * 255).round()
     return colors.to(torch.uint8).cpu().numpy()
-
-
-def preview_glb(
-    mesh: TexturedMesh, cameras: Sequence[Camera], points: np.ndarray | None = None
-) -> bytes:
-    """Return a GLB of 3 MB at most, upright, with the variants ``textured`` and ``clay``.
-
-    Args:
-        cameras: All cameras of the capture.
-        points: Points of the reconstruction, which may show the ground; None without. (P, 3)
-    """
-    small = simplified(mesh, MAX_TRIANGLES, TEXTURE_SIDE)
-    vertices = small.vertices.double().cpu().numpy()
-    upright = PlacementOptions(orient="up")
-    if points is None:
-        points = np.zeros((0, 3))
-    matrix = placing_matrix(cameras, points, vertices, upright)
-    moved = torch.from_numpy(moved_points(vertices, matrix).astype(np.float32))
-    small = replace(small, vertices=moved, faces=small.faces.cpu(), uvs=small.uvs.cpu())
-    picture = jpeg_bytes(small.texture)
-    style = MeshStyle(y_up=True)
-    return b"".join(glb_chunks(small, picture, Path("preview"), style, variants=True))

@@ -17,6 +17,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from gaussian_splatting.core.moved import unit_vectors
 from sugar_extractors.texture.plane_geometry import cells_inside, doubled_areas
 from sugar_scene.triangle_mesh import doubled_area_normals
 
@@ -135,12 +136,6 @@ def _edges(faces: np.ndarray) -> np.ndarray:
     return faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2)
 
 
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Return vectors with length 1; zero stays zero. (N, 3)"""
-    lengths = np.linalg.norm(vectors, axis=1)
-    return vectors / np.maximum(lengths, _TINY)[:, None]
-
-
 def _surface(points: np.ndarray, faces: np.ndarray) -> _Surface:
     doubled = doubled_area_normals(points, faces)
     edges = np.sort(_edges(faces), axis=1)
@@ -153,7 +148,7 @@ def _surface(points: np.ndarray, faces: np.ndarray) -> _Surface:
     return _Surface(
         vertices=points,
         faces=faces,
-        normals=_unit(doubled),
+        normals=unit_vectors(doubled),
         areas=np.linalg.norm(doubled, axis=1) / 2,
         neighbors=neighbors,
     )
@@ -180,8 +175,8 @@ def _charts_of(surface: _Surface, smoothing: int) -> np.ndarray:
     adjacency = _adjacency(surface.neighbors, n_faces)
     smooth = surface.normals * surface.areas[:, None]
     for _ in range(smoothing):
-        smooth = _unit(smooth + adjacency @ smooth)
-    smooth = _unit(smooth)
+        smooth = unit_vectors(smooth + adjacency @ smooth)
+    smooth = unit_vectors(smooth)
     costs = 1 - smooth @ _DIRECTIONS.T
     labels = costs.argmin(axis=1)
     if not smoothing:
@@ -232,9 +227,9 @@ def _projected(surface: _Surface, charts: np.ndarray) -> _Projection:
     n_charts = charts.max(initial=-1) + 1
     weighted = surface.normals * surface.areas[:, None]
     sums = [np.bincount(charts, weighted[:, k], n_charts) for k in range(3)]
-    z = _unit(np.stack(sums, axis=1))
+    z = unit_vectors(np.stack(sums, axis=1))
     least_axis = np.abs(z).argmin(axis=1)
-    x = _unit(np.cross(np.eye(3)[least_axis], z))
+    x = unit_vectors(np.cross(np.eye(3)[least_axis], z))
     y = np.cross(z, x)
     # A point for each pair of a vertex and a chart.
     stride = max(n_charts, 1)

@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import eroded
+from gaussian_splatting.losses.exposure import gain_of_means
 from sugar_extractors.texture.texture_baking import BakedTexture, Baker, ViewColors
 from sugar_scene.mesh_files.tangent_space import vertex_normals
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured
@@ -170,12 +171,8 @@ def gain_between(image: Tensor, target: Tensor, covered: Tensor) -> Tensor:
         covered: Its pixels that show the surface. (H, W) bool
     """
     colors, weight = image.split([3, 1])
-    # By the means: least squares would darken, because noise counts as a smaller gain.
     is_similar = (colors - target).abs().amax(dim=0) < OUTLIER_COLOR
-    weight = weight * covered * is_similar
-    target_sum = (target * weight).sum(dim=(1, 2)) + 1e-3
-    color_sum = (colors * weight).sum(dim=(1, 2)) + 1e-3
-    return (target_sum / color_sum)[:, None, None]
+    return gain_of_means(colors, target, weight * covered * is_similar)
 
 
 def _agreement(colors: Tensor, target: Tensor, inside: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ from sugar_scene.mesh_files.textured_mesh_io import (
     write_mesh_files,
 )
 from sugar_trainers.capture import CaptureOptions, load_views, model_file
-from sugar_trainers.naming import OUTPUT_ROOT, scene_name
+from sugar_trainers.naming import REFINED_MESH_FOLDER, stage_folder
 from sugar_utils import flags
 from sugar_utils.command_text import command_text
 from sugar_utils.console import Console
@@ -177,7 +177,7 @@ class TextureOptions(CaptureOptions):
         """The OBJ to write, named after the refined model's folder."""
         folder = self.mesh_output_dir
         if folder is None:
-            folder = OUTPUT_ROOT / "refined_mesh" / scene_name(self.scene_path)
+            folder = stage_folder(REFINED_MESH_FOLDER, self.scene_path)
         model = self.refined_model_path
         run_folder = model if model.is_dir() else model.resolve().parent
         suffix = "_postprocessed" if self.postprocess_mesh else ""

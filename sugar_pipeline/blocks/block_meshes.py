@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from scipy.spatial import KDTree
 
+from gaussian_splatting.core.moved import unit_vectors
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh.depth_views import DepthView
@@ -350,8 +351,8 @@ def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> _Anchored:
     # The axis that an edge follows least, and what is square to both, turned off the axes: on flat
     # ground far corners would lie where vertices are, and would not be told from them.
     axes = np.eye(3)[np.abs(along).argmin(axis=1)]
-    level = _unit(np.cross(along, axes))
-    upright = _unit(np.cross(along, level))
+    level = unit_vectors(np.cross(along, axes))
+    upright = unit_vectors(np.cross(along, level))
     first = np.cos(_TURN) * level + np.sin(_TURN) * upright
     second = np.cos(_TURN) * upright - np.sin(_TURN) * level
     reach = ANCHOR * length
@@ -378,10 +379,6 @@ def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> _Anchored:
         np.concatenate([mesh.colors, np.zeros((len(corners), 3), np.uint8)]),
     )
     return _Anchored(anchored, corners, len(new_faces))
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
 
 
 def _without_anchors(mesh: TriangleMesh, corners: np.ndarray, voxel: float) -> TriangleMesh:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from sugar_utils.console import Console, duration_text
+from sugar_utils.console import Console, clock_text
 from sugar_utils.entrypoint import EXIT_OF_SIGNAL, run_main
 from sugar_utils.errors import UserError
 from sugar_utils.libraries import running_module
@@ -70,7 +70,7 @@ class BlockTask(NamedTuple):
 
     def state(self, seconds: float) -> str:
         """Return a line about the running task: its time and the last line of its logs."""
-        line = f"{self.name}: {duration_text(seconds)} so far"
+        line = f"{self.name}: {clock_text(seconds)} so far"
         with contextlib.suppress(OSError):
             logs = sorted(self.folder_of_block.rglob("log*.txt"), key=_time_of)
             if logs:

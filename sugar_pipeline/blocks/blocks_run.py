@@ -26,7 +26,7 @@ from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
 from sugar_pipeline.pipeline.run_times import TIMES_FILE, RunTimes
 from sugar_pipeline.quality.grading import worst
 from sugar_trainers.naming import INDEX, LOG, scene_name
-from sugar_utils.console import Console, duration_text
+from sugar_utils.console import Console, clock_text
 from sugar_utils.files import check_writable
 from sugar_utils.memory import format_bytes
 
@@ -62,7 +62,7 @@ def run_in_blocks(
     joining_start = time.monotonic()
     console.headline("joining the blocks")
     stages = [stages_of(args, block) for block in blocks.blocks]
-    with console.reporting(lambda seconds: f"joining: {duration_text(seconds)} so far"):
+    with console.reporting(lambda seconds: f"joining: {clock_text(seconds)} so far"):
         parts = JoinedParts.of(blocks, stages, scene, placement)
         files = join_results(parts, scene, plan.result_folder, console)
         files += _write_page(plan, files, placement, console)

@@ -18,9 +18,10 @@ from typing import Any
 from sugar_pipeline.blocks.block_plan import PLAN_FILE
 from sugar_pipeline.blocks.block_task import AFTER_ALL, STAGES, BlockTask, TaskFailed, run_task
 from sugar_utils import __version__
-from sugar_utils.console import Console, duration_text
+from sugar_utils.console import Console, clock_text
 from sugar_utils.entrypoint import EXIT_OF_SIGNAL
 from sugar_utils.errors import UserError, reason_of
+from sugar_utils.html import duration_text
 from sugar_utils.libraries import load_package
 
 RESOURCE = "GPU"  # that every task takes one of
@@ -250,7 +251,7 @@ def _follow(distributed: ModuleType, futures: dict[str, Any], console: Console) 
     n_ended = 0
 
     def state(seconds: float) -> str:
-        return f"{n_ended} of {len(futures)} tasks ended, {duration_text(seconds)} so far"
+        return f"{n_ended} of {len(futures)} tasks ended, {clock_text(seconds)} so far"
 
     with console.reporting(state):
         for future in ended:

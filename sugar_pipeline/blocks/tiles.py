@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gaussian_splatting.data.color_spaces import light_of_srgb
 from gaussian_splatting.formats.gltf_container import BinaryPart, finished_glb, gltf_start
 from sugar_pipeline.blocks.joined_mesh import welded
 from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, TexturedMesh, write_glb
@@ -215,8 +216,7 @@ def write_colored_glb(path: Path, mesh: TriangleMesh) -> None:
     """Write a mesh, y up, with the colours of its vertices, which viewers do not light."""
     binary = BinaryPart()
     # ``COLOR_0`` holds linear light.
-    srgb = mesh.colors / 255.0
-    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    linear = light_of_srgb(mesh.colors / 255.0)
     attributes = {
         "POSITION": binary.add_floats(torch.from_numpy(mesh.vertices), bounds=True),
         "COLOR_0": binary.add_floats(torch.from_numpy(linear)),

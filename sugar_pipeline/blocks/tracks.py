@@ -39,20 +39,9 @@ class CapturePoints:
         for name, camera in cameras.items():
             rows = self.rows.get(name, _NO_ROWS)
             rows = rows[is_inside[rows]]
-            pixels = projected(self.positions[rows], camera)
-            is_shown = ((pixels >= 0) & (pixels < (camera.width, camera.height))).all(axis=1)
+            pixels, _, is_shown = camera.project(self.positions[rows])
             views.append(ViewTracks(numbers[rows[is_shown]], pixels[is_shown]))
         return TrackedPoints(self.positions[is_inside], self.colors[is_inside], views)
-
-
-def projected(points: np.ndarray, camera: Camera) -> np.ndarray:
-    """Return the pixels of points; negative behind the camera. (n, 3) -> (n, 2)"""
-    view = points @ camera.rotation.T + camera.translation
-    depth = view[:, 2:]
-    is_before = depth > 0
-    plane = view[:, :2] / np.where(is_before, depth, 1.0)
-    pixels = plane * (camera.fx, camera.fy) + (camera.cx, camera.cy)
-    return np.where(is_before, pixels, -1.0)
 
 
 def read_capture_points(root: Path, scene: Scene) -> CapturePoints:

@@ -11,6 +11,7 @@ import math
 import numpy as np
 import torch
 
+from gaussian_splatting.core.moved import unit_vectors
 from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh, with_vertex_normals
 
@@ -49,8 +50,8 @@ def rope_knot(s: np.ndarray, w: np.ndarray) -> np.ndarray:
     center = _center_line(t, order=0)
     first_derivative = _center_line(t, order=1)
     second_derivative = _center_line(t, order=2)
-    tangent = _unit(first_derivative)
-    binormal = _unit(np.cross(first_derivative, second_derivative))
+    tangent = unit_vectors(first_derivative)
+    binormal = unit_vectors(np.cross(first_derivative, second_derivative))
     normal = np.cross(binormal, tangent)
     outward = np.cos(u)[..., None] * normal + np.sin(u)[..., None] * binormal
     radius = _ROPE_RADIUS * (1 - _FLUTE_DEPTH * np.cos(STRANDS * u + TWISTS * t))
@@ -73,10 +74,6 @@ def _sine(frequency: int, t: np.ndarray, order: int) -> np.ndarray:
 def _cosine(frequency: int, t: np.ndarray, order: int) -> np.ndarray:
     """Derivative of cos(frequency * t); each order shifts the phase by a quarter turn."""
     return frequency**order * np.cos(frequency * t + order * np.pi / 2)
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def make_knot() -> TriangleMesh:

@@ -8,35 +8,34 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from gaussian_splatting.components.view_checks import smaller
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.reporting.evaluation import psnr, to_uint8
+from gaussian_splatting.engine.reporting.evaluation import ImageComparison, to_uint8
 from gaussian_splatting.engine.reporting.run_report import add_run_section
-from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.engine.view_sampling import smaller
 from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.outputs.mesh_pictures import pick_views, preview_glb, shaded_views
+from sugar_extractors.outputs.mesh_pictures import pick_views, shaded_views
 from sugar_pipeline.pipeline.pipeline_result import StageRecord, dropped_views
-from sugar_pipeline.quality.grading import MAX_PSNR, Grade
+from sugar_pipeline.quality.grading import Grade
 from sugar_pipeline.quality.mesh_quality import MeshQuality
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_rasterizer import rasterize_triangles
-from sugar_utils.errors import Notify, UserError
+from sugar_utils.errors import Notify
 from sugar_utils.html import Link, Page, Picture, duration_text, flattened, write_page
 from sugar_utils.memory import format_bytes
 
 N_VIEWS = 4
 WIDTH = 640  # of the pictures, in pixels
+_VIEWER_TITLE = "Turn the mesh and the Gaussians"
 
 _QUALITY_NOTE = (
     "Measured against the true surface of the object; distances in % of its longest side. "
@@ -73,7 +72,7 @@ class ReportContent:
     # Rows of (H, W, 3) uint8 pictures by caption. Rows of the same views stand above each other, so
     # that they can be compared.
     pictures: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
-    model: bytes | None = None  # a GLB to be turned, at the top of the page
+    viewer: Path | None = None  # the page that turns mesh and Gaussians, at the top
     quality: Mapping[str, MeshQuality] = field(default_factory=dict)  # by name of the mesh
     summary: Summary | None = None
     seconds: float | None = None  # that the run took; None for the sum of its stages
@@ -97,8 +96,8 @@ def _page(root: Path, title: str, stages: Sequence[StageRecord], content: Report
     if total is None:
         total = sum(stage.seconds or 0.0 for stage in stages)
     page = Page(title, f"{now}, {duration_text(total)}")
-    if content.model is not None:
-        page.model(content.model)
+    if content.viewer is not None:
+        page.frame(content.viewer, root, _VIEWER_TITLE)
     if content.summary is not None:
         _add_summary(page, content.summary, root)
     _add_health(page, stages)
@@ -255,25 +254,22 @@ def compare_with_photographs(
     n_covered = 0
     n_counted = 0
     for camera in pick_views(scene.test_cameras or scene.train_cameras, N_VIEWS):
-        view, image = smaller(camera, images.shown(camera).cpu(), WIDTH)
-        photograph = image[..., :3]
-        counted = is_counted(image)
-        if counted is None:
-            counted = torch.ones(image.shape[:2], dtype=torch.bool, device="cpu")
-        photograph_row.append(Picture(photograph.numpy(), view.name))
+        view, image = smaller(camera, images.shown(camera), WIDTH)
+        photograph_row.append(Picture(image[..., :3].numpy(), view.name))
         if gaussians is not None:
             render = render_view(gaussians, view, white=white, geometry=False).image
             assert render is not None
-            gaussian_row.append(_render_picture(render, photograph, counted, ""))
+            gaussian_row.append(_render_picture(ImageComparison.of(view, render, image), ""))
         if textured is not None:
-            mask = rasterize_triangles(textured.vertices, textured.faces, view).covered.cpu()
+            covered = rasterize_triangles(textured.vertices, textured.faces, view).covered
             render = render_textured(textured, view, background, supersampling=2)
-            covered = mask & counted
-            share = float(covered.sum() / counted.sum().clamp_min(1))
-            pixels_text = f" on the {share:.0%} that it covers"
-            mesh_row.append(_render_picture(render, photograph, covered, pixels_text))
-            n_covered += int(covered.sum())
-            n_counted += int(counted.sum())
+            comparison = ImageComparison.of(view, render, image, covered)
+            n_covered_here = comparison.n_pixels
+            n_counted_here = replace(comparison, covered=None).n_pixels
+            share = n_covered_here / max(1, n_counted_here)
+            mesh_row.append(_render_picture(comparison, f" on the {share:.0%} that it covers"))
+            n_covered += n_covered_here
+            n_counted += n_counted_here
     coverage = "No textured mesh was made."
     if n_counted:
         coverage = (
@@ -290,30 +286,7 @@ def compare_with_photographs(
     return Comparison(f"{kind} views", filled_rows, coverage)
 
 
-def _render_picture(
-    render: Tensor, photograph: Tensor, pixels: Tensor, pixels_text: str
-) -> Picture:
-    """Make a picture of a render whose caption is its PSNR over some pixels.
-
-    Args:
-        render: Colours, (H, W, 3) float.
-        photograph: (H, W, 3) uint8.
-        pixels: Those that count, (H, W) bool.
-        pixels_text: Says which they are.
-    """
-    caption = ""
-    if bool(pixels.any()):
-        value = psnr(render.cpu(), photograph.float() / 255, pixels.double())
-        caption = f"{min(value, MAX_PSNR):.1f} dB{pixels_text}"
-    return Picture(to_uint8(render).cpu().numpy(), caption)
-
-
-def model_to_turn(textured: TexturedMesh | None, scene: Scene, notify: Notify) -> bytes | None:
-    """Return the textured mesh for the report, small and as upright as in the folder of results."""
-    if textured is None:
-        return None
-    try:
-        return preview_glb(textured, scene.calibrated_cameras, scene.points)
-    except UserError as error:
-        notify(f"the report has no model to turn: {error}")
-        return None
+def _render_picture(comparison: ImageComparison, pixels_text: str) -> Picture:
+    """Make a picture of a render with its PSNR; ``pixels_text`` says of which pixels."""
+    caption = f"{comparison.psnr():.1f} dB{pixels_text}" if comparison.n_pixels else ""
+    return Picture(to_uint8(comparison.image).cpu().numpy(), caption)

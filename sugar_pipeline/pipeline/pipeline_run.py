@@ -50,14 +50,14 @@ from sugar_pipeline.quality.mesh_quality import MeshQuality
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from sugar_trainers.capture import CaptureOptions, load_views
 from sugar_trainers.coarse_run import CoarseOptions
-from sugar_trainers.naming import LOG, scene_name
+from sugar_trainers.naming import INDEX, LOG, scene_name
 from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_options import load_capture
-from sugar_utils import html
 from sugar_utils.command_text import command_text
-from sugar_utils.console import Console, duration_text
+from sugar_utils.console import Console
 from sugar_utils.errors import Notify, OtherSettings, UserError, say_nothing, shortened
 from sugar_utils.files import check_writable
+from sugar_utils.html import duration_text
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.settings import SETTINGS_FILE, changed_flags, write_settings
 
@@ -407,10 +407,9 @@ class _PipelineRun:
             cloud = read_gaussians_in_scene(result.splats, say_nothing)
             gaussians = cloud.to(device).activate()
         textured = None
-        textured_on_device = None
         if result.textured is not None:
-            textured = read_textured_mesh(result.textured)
-            textured_on_device = textured.to(device)
+            textured = read_textured_mesh(result.textured).to(device)
+        viewer = plan.result_folder / INDEX
         return ReportContent(
             settings=plan.settings(),
             summary=_summary(plan, result),
@@ -418,10 +417,10 @@ class _PipelineRun:
                 cameras, coarse_mesh=result.coarse_mesh, refined=result.refined, device=device
             ),
             comparison=pipeline_report.compare_with_photographs(
-                scene, self._images, gaussians, textured_on_device, device, result.splats_title
+                scene, self._images, gaussians, textured, device, result.splats_title
             ),
             quality=result.quality,
-            model=pipeline_report.model_to_turn(textured, scene, self._console.warn),
+            viewer=viewer if viewer in result.files else None,
         )
 
 
@@ -456,7 +455,7 @@ def print_result(result: PipelineResult, console: Console, minutes: object = Non
         )
     if result.seconds is not None:
         planned = "" if minutes is None else f"; the plan was {minutes:g} minutes"
-        console.headline(f"took {html.duration_text(result.seconds)}{planned}")
+        console.headline(f"took {duration_text(result.seconds)}{planned}")
     if result.grade is not None:
         console.headline(f"the result is {result.grade}")
     missing = {

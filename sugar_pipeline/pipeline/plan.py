@@ -28,7 +28,18 @@ from sugar_pipeline.pipeline.pipeline_flags import STAGES, messages, runs_stage
 from sugar_scene.reprojection import NeighborViews
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_run import CoarseOptions, options_of_mode
-from sugar_trainers.naming import OUTPUT_ROOT, scene_name
+from sugar_trainers.naming import (
+    COARSE_FOLDER,
+    COARSE_MESH_FOLDER,
+    METRICS_FOLDER,
+    OUTPUT_ROOT,
+    REFINED_FOLDER,
+    REFINED_MESH_FOLDER,
+    REFINED_PLY_FOLDER,
+    VANILLA_FOLDER,
+    scene_name,
+    stage_folder,
+)
 from sugar_trainers.presets import apply_presets
 from sugar_trainers.refine_run import RefineOptions
 from sugar_trainers.stage_config import MODES, MULTIVIEW, RefineConfig
@@ -39,13 +50,13 @@ from sugar_utils.settings import from_args, require_given, with_flags
 from sugar_utils.torchrun import Launch
 
 STAGE_FOLDERS = (
-    "vanilla_gs",
-    "coarse",
-    "coarse_mesh",
-    "refined",
-    "refined_ply",
-    "refined_mesh",
-    "metrics",
+    VANILLA_FOLDER,
+    COARSE_FOLDER,
+    COARSE_MESH_FOLDER,
+    REFINED_FOLDER,
+    REFINED_PLY_FOLDER,
+    REFINED_MESH_FOLDER,
+    METRICS_FOLDER,
     "exports",
     "renders",
 )
@@ -104,12 +115,12 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
         )
     args = apply_presets(args)
     require_given(args, CoarseOptions, "scene_path", "checkpoint_path")
-    scene = scene_name(args.scene_path)
+    scene_path = args.scene_path
     root = args.output_dir
     coarse = from_args(
         options_of_mode(args.regularization_type),
         args,
-        output_dir=root / "coarse" / scene,
+        output_dir=stage_folder(COARSE_FOLDER, scene_path, root),
         run=_run_of(args, "coarse"),
     )
     mesh = from_args(
@@ -117,7 +128,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
         args,
         compute=coarse.compute,
         coarse_model_path=coarse.result,
-        mesh_output_dir=root / "coarse_mesh" / scene,
+        mesh_output_dir=stage_folder(COARSE_MESH_FOLDER, scene_path, root),
         surface_levels=(args.surface_level,),
         decimation_targets=(args.n_vertices_in_mesh,),
     )
@@ -127,7 +138,7 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
         args,
         compute=coarse.compute,
         refined_model_path=refine.result,
-        mesh_output_dir=root / "refined_mesh" / scene,
+        mesh_output_dir=stage_folder(REFINED_MESH_FOLDER, scene_path, root),
     )
     runs_texture = runs_stage(args, "texture")
     if runs_texture and texture.atlas == "xatlas":
@@ -146,7 +157,6 @@ def train_plan(args: argparse.Namespace) -> PipelinePlan:
 def _refine_options(
     args: argparse.Namespace, coarse: CoarseOptions, mesh: MeshOptions
 ) -> RefineOptions:
-    scene = scene_name(args.scene_path)
     return from_args(
         RefineOptions,
         args,
@@ -154,8 +164,8 @@ def _refine_options(
         memory=coarse.memory,
         mesh_path=mesh.mesh_paths[0],
         coarse_model_path=coarse.result,
-        output_dir=args.output_dir / "refined" / scene,
-        ply_dir=args.output_dir / "refined_ply" / scene,
+        output_dir=stage_folder(REFINED_FOLDER, args.scene_path, args.output_dir),
+        ply_dir=stage_folder(REFINED_PLY_FOLDER, args.scene_path, args.output_dir),
         config=from_args(RefineConfig, args, n_vertices_in_fg=args.n_vertices_in_mesh),
         run=_run_of(args, "refine"),
     )
@@ -192,7 +202,7 @@ def full_plan(args: argparse.Namespace) -> PipelinePlan:
             line = f"{', '.join(unused)}: no effect with --gs_output_dir, nothing is trained before"
             plan = replace(plan, messages=(*plan.messages, line))
         return replace(plan, convert=convert)
-    args.checkpoint_path = args.output_dir / "vanilla_gs" / scene_name(args.scene_path)
+    args.checkpoint_path = stage_folder(VANILLA_FOLDER, args.scene_path, args.output_dir)
     args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
     plan = train_plan(args)
     return replace(plan, convert=convert, vanilla=_vanilla_options(args, plan.coarse))

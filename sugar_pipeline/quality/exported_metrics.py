@@ -25,8 +25,11 @@ from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.data.world_offset import near_offset
-from gaussian_splatting.engine.reporting.evaluation import fitted_to, psnr, ssim, to_unit
-from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.engine.reporting.evaluation import (
+    EvaluationResult,
+    ImageComparison,
+    ViewScore,
+)
 from gaussian_splatting.formats.placement import Placement, expected_record
 from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
@@ -34,13 +37,11 @@ from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.export.reading import read_gaussians_in_scene
 from sugar_extractors.results import capture_of, scene_of
 from sugar_pipeline.quality.exported_mesh import ExportedMesh, Shape, read_exported
-from sugar_scene.mesh_files.textured_mesh_io import sample_texture
-from sugar_scene.triangle_rasterizer import rasterize_triangles
+from sugar_scene.mesh_files.textured_mesh_io import MeshPicture, render_colored, sample_texture
 from sugar_trainers import naming
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
-from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 from sugar_utils.files import remove_stale_temporaries, write_json_atomic
 from sugar_utils.flags import boolean
@@ -51,6 +52,15 @@ SAMPLES_PER_SIDE = 4  # rays per side of a pixel
 SPLITS = ("test", "train")
 UNMOVED = "none"  # word for a file that was not moved
 _FITTED = "psnr_after_gain_and_offset"
+_SCORES = {
+    "psnr": "psnr",
+    "ssim": "ssim",
+    _FITTED: "fitted_psnr",
+    "psnr_covered": "counted_psnr",
+    "ssim_covered": "counted_ssim",
+    f"{_FITTED}_covered": "counted_fitted_psnr",
+}
+"""Fields of a view's score by their names in the JSON file."""
 _flag = partial(flag, group="exported file")
 _common_flag = partial(flag, group="metrics")
 
@@ -129,14 +139,7 @@ class ExportedOptions(ComparisonOptions):
         name = f"results_exported_{self.exported.stem}_{kind}"
         if self.split != SPLITS[0]:
             name += f"_{self.split}"
-        return self.output_dir / "metrics" / f"{name}.json"
-
-
-class _Picture(NamedTuple):
-    """A mesh in one view."""
-
-    image: Tensor  # (H, W, 3) in [0, 1]
-    covered: Tensor  # pixels of which every ray meets the mesh, (H, W) bool
+        return self.output_dir / naming.METRICS_FOLDER / f"{name}.json"
 
 
 class MeshRenderer:
@@ -160,8 +163,8 @@ class MeshRenderer:
         self._face_textures = torch.from_numpy(mesh.face_textures).to(device)
 
     @torch.no_grad()
-    def render(self, camera: Camera) -> _Picture:
-        """Return the picture of a camera."""
+    def render(self, camera: Camera) -> MeshPicture:
+        """Return the picture of a camera; covered are pixels of which every ray meets the mesh."""
         device = self._vertices.device
         size = (camera.height, camera.width)
         image = torch.zeros(*size, 3, device=device)
@@ -172,19 +175,12 @@ class MeshRenderer:
             x = (column + 0.5) / SAMPLES_PER_SIDE - 0.5
             y = (row + 0.5) / SAMPLES_PER_SIDE - 0.5
             shifted = replace(camera, cx=camera.cx - x, cy=camera.cy - y)
-            colors, is_hit = self._render_rays(shifted)
-            image += colors
-            hits += is_hit
-        return _Picture(image / n_rays, hits == n_rays)
-
-    def _render_rays(self, camera: Camera) -> tuple[Tensor, Tensor]:
-        """Return colours of one ray per pixel, (H, W, 3), and whether it meets the mesh, (H, W)."""
-        hits = rasterize_triangles(self._vertices, self._faces, camera)
-        is_hit = hits.covered
-        image = self._background.expand(camera.height, camera.width, 3).clone()
-        faces = hits.face[is_hit].long()
-        image[is_hit] = self._colors_at(faces, hits.barycentrics[is_hit])
-        return image, is_hit
+            rays = render_colored(
+                self._vertices, self._faces, shifted, self._colors_at, self._background
+            )
+            image += rays.image
+            hits += rays.covered
+        return MeshPicture(image / n_rays, hits == n_rays)
 
     def _colors_at(self, faces: Tensor, weights: Tensor) -> Tensor:
         """Return colours of points of the mesh. (P,) rows of faces, (P, 3) -> (P, 3)"""
@@ -199,15 +195,6 @@ class MeshRenderer:
             is_on = textures == index
             colors[is_on] = sample_texture(texture, uvs[is_on])
         return colors
-
-
-@dataclass(frozen=True)
-class _ViewFigures:
-    """Figures of one view; those of covered pixels are None where the mesh covers none."""
-
-    covered_share: float
-    picture: dict[str, float]  # of all its pixels
-    covered: dict[str, float] | None
 
 
 def measure_exported(options: ExportedOptions, console: Console) -> Path:
@@ -239,17 +226,16 @@ def measure_exported(options: ExportedOptions, console: Console) -> Path:
     renderer = MeshRenderer(mesh, vertices, background)
     gaussians = _read_gaussians(options, scene, console)
     figures = _measure_views(renderer, gaussians, cameras, options)
-    if not any(view.covered_share for view in figures.mesh):
+    if not any(figures.covered_shares):
         raise UserError(
             f"{options.exported}: none of {len(cameras)} {options.split} views shows it, taken as "
             f"{placement.source}; check -s, or say where it stands with --exported_transform"
         )
-    row = {**_means(figures.mesh), **_file_figures(mesh), "frame": placement.source}
-    if figures.gaussians:
-        row["gaussians"] = _means(figures.gaussians)
-    row["views"] = {
-        camera.name: _view_row(view) for camera, view in zip(cameras, figures.mesh, strict=True)
-    }
+    shares = figures.covered_shares
+    row = {**_means(figures.mesh, shares), **_file_figures(mesh), "frame": placement.source}
+    if figures.gaussians is not None:
+        row["gaussians"] = _means(figures.gaussians, shares)
+    row["views"] = _view_rows(figures)
     name = scene_name(scene.root)
     console.table(f"{options.exported}, {name}:", _table_rows(row, options), headline=True)
     write_json_atomic(options.result_path, {name: {options.exported.name: row}})
@@ -258,10 +244,11 @@ def measure_exported(options: ExportedOptions, console: Console) -> Path:
 
 
 class _Figures(NamedTuple):
-    """Figures of all views."""
+    """Scores of all views, of the pixels that the mesh covers and of whole pictures."""
 
-    mesh: list[_ViewFigures]
-    gaussians: list[_ViewFigures]  # on the same pixels; empty where none are compared
+    mesh: EvaluationResult
+    gaussians: EvaluationResult | None  # on the same pixels; None where none are compared
+    covered_shares: list[float]  # of the pixels of each view, those that the mesh covers
 
 
 def _measure_views(
@@ -273,16 +260,23 @@ def _measure_views(
     """Compare a mesh, and Gaussians if there are some, with the photographs of cameras."""
     fitted = options.exposure_compensation
     white = options.white_background
-    figures = _Figures([], [])
+    mesh_scores = []
+    gaussian_scores = []
+    covered_shares = []
     with ImageStore(white) as images:
         for camera in cameras:
             image, covered = renderer.render(camera)
-            photograph = upload(images.shown(camera), image.device)
-            figures.mesh.append(_compare(image, photograph, covered, fitted))
+            comparison = ImageComparison.of(camera, image, images.shown(camera), covered)
+            mesh_scores.append(ViewScore.of(camera.name, comparison, fitted))
+            covered_shares.append(float(covered.double().mean()))
             if gaussians is not None:
-                image = _gaussian_image(gaussians, camera, white)
-                figures.gaussians.append(_compare(image, photograph, covered, fitted))
-    return figures
+                comparison = replace(comparison, image=_gaussian_image(gaussians, camera, white))
+                gaussian_scores.append(ViewScore.of(camera.name, comparison, fitted))
+    return _Figures(
+        EvaluationResult(tuple(mesh_scores)),
+        EvaluationResult(tuple(gaussian_scores)) if gaussian_scores else None,
+        covered_shares,
+    )
 
 
 def _placement_of(options: ExportedOptions) -> Placement:
@@ -344,66 +338,32 @@ def _gaussian_image(gaussians: Gaussians, camera: Camera, white: bool) -> Tensor
     return output.image
 
 
-def _compare(image: Tensor, photograph: Tensor, covered: Tensor, fitted: bool) -> _ViewFigures:
-    """Compare a render with its photograph.
-
-    Args:
-        image: (H, W, 3) float
-        photograph: (H, W, 3) or, with a mask, (H, W, 4) uint8
-        covered: Pixels that the mesh covers. (H, W) bool
-        fitted: Also after a gain and an offset per channel.
-    """
-    target = photograph[..., :3]
-    if image.shape != target.shape:
-        raise UserError("a photograph has another size than its camera; check that they belong")
-    picture = {"psnr": psnr(image, target), "ssim": ssim(to_unit(image), target)}
-    if fitted:
-        picture[_FITTED] = psnr(fitted_to(to_unit(image), target), target)
-    covered_share = float(covered.double().mean())
-    counted = is_counted(photograph)
-    pixels = covered if counted is None else covered & counted
-    if not bool(pixels.any()):
-        return _ViewFigures(covered_share, picture, None)
-    # Windows of SSIM reach beyond the mesh, where both are made equal.
-    unit_target = to_unit(target)
-    inside = torch.where(covered[..., None], to_unit(image), unit_target)
-    weights = pixels.double()
-    figures = {
-        "psnr": psnr(image, target, weights),
-        "ssim": ssim(inside, unit_target, weights),
-    }
-    if fitted:
-        # A row of the pixels is a picture, too.
-        row = to_unit(image[pixels][None])
-        target_row = target[pixels][None]
-        figures[_FITTED] = psnr(fitted_to(row, target_row), target_row)
-    return _ViewFigures(covered_share, picture, figures)
-
-
-def _view_row(view: _ViewFigures) -> dict[str, float | None]:
-    """Return the figures of a view under the names of the JSON file."""
-    row: dict[str, float | None] = {"covered_share": view.covered_share, **view.picture}
-    for name in ("psnr", "ssim"):
-        row[f"{name}_covered"] = None if view.covered is None else view.covered[name]
-    return row
-
-
-def _means(views: Sequence[_ViewFigures]) -> dict[str, Any]:
+def _means(scores: EvaluationResult, covered_shares: Sequence[float]) -> dict[str, Any]:
     """Return means over the views; those of covered pixels over the views that have some."""
     means: dict[str, Any] = {}
-    for name in views[0].picture:
-        means[name] = _mean([view.picture[name] for view in views])
-    covered = [view.covered for view in views if view.covered is not None]
-    for name in covered[0] if covered else ():
-        means[f"{name}_covered"] = _mean([figures[name] for figures in covered])
-    means["covered_share"] = _mean([view.covered_share for view in views])
-    means["n_views"] = len(views)
-    means["n_views_covered"] = len(covered)
+    for key, field_name in _SCORES.items():
+        value = scores.mean(field_name)
+        if value is not None:
+            means[key] = value
+    means["covered_share"] = sum(covered_shares) / len(covered_shares)
+    means["n_views"] = len(scores.per_view)
+    means["n_views_covered"] = sum(view.counted_psnr is not None for view in scores.per_view)
     return means
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _view_rows(figures: _Figures) -> dict[str, dict[str, float | None]]:
+    """Return the figures of the mesh in each view, under the names of the JSON file."""
+    rows = {}
+    for view, share in zip(figures.mesh.per_view, figures.covered_shares, strict=True):
+        row: dict[str, float | None] = {"covered_share": share}
+        for key, field_name in _SCORES.items():
+            row[key] = getattr(view, field_name)
+        # Of covered pixels only where it was asked for.
+        if row[_FITTED] is None:
+            del row[_FITTED]
+        del row[f"{_FITTED}_covered"]
+        rows[view.name] = row
+    return rows
 
 
 def _file_figures(mesh: ExportedMesh) -> dict[str, Any]:

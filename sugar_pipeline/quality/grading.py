@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.components.view_checks import smaller
 from gaussian_splatting.data.cameras import Camera, pixels_of
-from gaussian_splatting.engine.reporting.evaluation import psnr
+from gaussian_splatting.engine.reporting.evaluation import ImageComparison, intersection_over_union
 from gaussian_splatting.engine.reporting.health import problem_of
-from gaussian_splatting.engine.reporting.view_findings import LARGE_GAP, constant_psnr
+from gaussian_splatting.engine.reporting.view_findings import LARGE_GAP
 from gaussian_splatting.engine.training_views import is_counted
+from gaussian_splatting.engine.view_sampling import smaller
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.triangle_mesh import TriangleMesh, border_edges
 from sugar_scene.triangle_rasterizer import rasterize_triangles
@@ -38,8 +38,8 @@ GOOD_IOU = 0.9  # intersection over union with the object masks
 USABLE_IOU = 0.75
 MAX_LOSS = 1.0  # dB by which a refinement may be worse than the model it began with
 N_VIEWS = 8  # views on which a mesh is measured
+_SIDE = 240  # longest side in pixels of these views
 _MIN_PIXELS = 50  # that a textured mesh covers of a view whose colours are compared
-MAX_PSNR = 100.0
 _EDGE_SAMPLES = 8  # points along an open edge that are projected
 _RIM_PIXELS = 2  # a rim may be so far from the border of its hole in the image
 _RIM_SHARE = 0.5  # of the border of a hole that has to be a rim
@@ -129,21 +129,13 @@ class _ViewFigures:
         if mask is None:
             self.add("covered_share", float(covered.float().mean()))
             return
-        intersection = int((covered & mask).sum())
-        union = int((covered | mask).sum())
-        self.add("mask_iou", intersection / max(1, union))
+        self.add("mask_iou", intersection_over_union(covered, mask))
 
-    def add_colors(
-        self, mesh: TexturedMesh, camera: Camera, image: Tensor, covered: Tensor
-    ) -> None:
+    def add_colors(self, comparison: ImageComparison) -> None:
         """Add the colour error of a view, unless hardly any pixels are covered."""
-        if int(covered.sum()) < _MIN_PIXELS:
-            return
-        photograph = image[..., :3]
-        colors = render_textured(mesh, camera)
-        value = psnr(colors, photograph.float() / 255, covered.double())
-        self.add("psnr", min(value, MAX_PSNR))
-        self.add("constant_psnr", constant_psnr(photograph, covered))
+        if comparison.n_pixels >= _MIN_PIXELS:
+            self.add("psnr", comparison.psnr())
+            self.add("constant_psnr", comparison.constant_psnr())
 
     def means(self) -> dict[str, float]:
         """Average figures over the views, rounded."""
@@ -173,7 +165,7 @@ def mesh_health(
     rims = vertices[torch.from_numpy(_rim_edges(vertices, faces))]
     figures = _ViewFigures()
     for camera in cameras[::step]:
-        view, image = smaller(camera, load_image(camera).cpu())
+        view, image = smaller(camera, load_image(camera), _SIDE)
         covered = rasterize_triangles(vertices, faces, view).covered
         mask = is_counted(image) if camera.shows_object else None
         holes = holes_in(covered, pixels_of_edges(rims, view), mask)
@@ -181,8 +173,9 @@ def mesh_health(
         figures.n_covered_pixels += int(covered.sum())
         figures.add_coverage(covered, mask)
         if textured is not None:
-            colored = covered if mask is None else covered & mask
-            figures.add_colors(textured, view, image, colored)
+            figures.add_colors(
+                ImageComparison.of(view, render_textured(textured, view), image, covered)
+            )
     return figures.means()
 
 
@@ -198,9 +191,7 @@ def pixels_of_edges(ends: Tensor, camera: Camera) -> Tensor:
     starts = ends[:, 0]
     steps = ends[:, 1] - ends[:, 0]
     points = (starts + shares * steps.unsqueeze(0)).reshape(-1, 3)
-    rotation = torch.as_tensor(camera.rotation, dtype=ends.dtype, device="cpu")
-    translation = torch.as_tensor(camera.translation, dtype=ends.dtype, device="cpu")
-    pixels = pixels_of(points @ rotation.T + translation, camera)
+    pixels = pixels_of(camera.to_view(points), camera)
     rows = pixels.rows[pixels.inside]
     columns = pixels.columns[pixels.inside]
     crossed = torch.zeros(camera.height, camera.width, dtype=torch.bool, device="cpu")

@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from torch import Tensor
 from gaussian_splatting.core.cloud import MAX_SH_DEGREE, Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.reporting.evaluation import evaluate
+from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, score_views
 from gaussian_splatting.rasterization import plain_background, render_view
 from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
 from gaussian_splatting.scenes.scene import Scene, load_scene_for_checkpoint
@@ -41,7 +41,16 @@ from sugar_pipeline.quality.exported_metrics import (
 from sugar_scene.mesh_bound import LAYOUTS
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, render_textured
 from sugar_trainers import naming
-from sugar_trainers.naming import NORMAL_FACTOR, coarse_name, number_text, refined_name, scene_name
+from sugar_trainers.naming import (
+    NORMAL_FACTOR,
+    REFINED_FOLDER,
+    REFINED_MESH_FOLDER,
+    coarse_name,
+    number_text,
+    refined_name,
+    scene_name,
+    stage_folder,
+)
 from sugar_trainers.presets import PresetFlags, apply_presets
 from sugar_trainers.stage_config import MODES, MULTIVIEW
 from sugar_utils.console import Console
@@ -154,7 +163,7 @@ class MetricsOptions(ComparisonOptions):
         name = f"{method}{number_text(self.estimation_factor)}_normal{number_text(NORMAL_FACTOR)}"
         if self.regularization_type == MULTIVIEW:
             name = MULTIVIEW
-        return self.output_dir / "metrics" / f"results_{name}{suffix}.json"
+        return self.output_dir / naming.METRICS_FOLDER / f"results_{name}{suffix}.json"
 
     @property
     def key(self) -> str:
@@ -222,8 +231,7 @@ def _measure_scene(
         models = _models(options, scene_path, checkpoint_path, scene.offset, console)
         for key, render in models:
             fitted = options.exposure_compensation
-            scores = _score(render, scene.test_cameras, images, perceptual, fitted)
-            scores |= _with_dropped(render, scene, images)
+            scores = _score(render, scene, images, perceptual, fitted)
             rows[key] = scores
             figures = [
                 f"{name} {value:.4f}" for name, value in scores.items() if isinstance(value, float)
@@ -258,16 +266,16 @@ def _models(
     device = options.compute.device
     if options.evaluate_vanilla:
         models += _vanilla_models(options, checkpoint_path, world_offset, console)
-    folder = options.output_dir / "refined_mesh" / scene_name(scene_path)
     name = options.refined_name
     if options.use_uv_texture:
+        folder = stage_folder(REFINED_MESH_FOLDER, scene_path, options.output_dir)
         mesh = read_textured_mesh(folder / f"{name}.obj").to(device)
         background = plain_background(options.white_background, device)
         render = partial(render_textured, mesh, background=background, supersampling=2)
         models.append((options.key, render))
     else:
-        folder = options.output_dir / "refined" / scene_name(scene_path) / name
-        path = folder / f"{options.refinement_iterations}.pt"
+        folder = stage_folder(REFINED_FOLDER, scene_path, options.output_dir)
+        path = folder / name / f"{options.refinement_iterations}.pt"
         cloud = read_bound_gaussians(path).to(device)
         models.append((options.key, _gaussian_render(cloud.activate_all(), options)))
     return models
@@ -292,16 +300,6 @@ def _vanilla_models(
     return models
 
 
-def _with_dropped(render: Render, scene: Scene, images: ImageStore) -> Scores:
-    """PSNR with the held-out views that contradict the rest, and their names; empty without."""
-    dropped = scene.dropped_test_cameras
-    if not dropped:
-        return {}
-    evaluation = evaluate(render, [*scene.test_cameras, *dropped], images.shown)
-    names = [camera.name for camera in dropped]
-    return {"psnr_with_dropped_views": evaluation.psnr, "dropped_views": names}
-
-
 def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Render:
     degree = 0 if options.use_diffuse_color_only else MAX_SH_DEGREE
 
@@ -317,7 +315,7 @@ def _gaussian_render(gaussians: Gaussians, options: MetricsOptions) -> Render:
 
 def _score(
     render: Render,
-    cameras: Sequence[Camera],
+    scene: Scene,
     images: ImageStore,
     perceptual: Perceptual | None,
     fitted: bool,
@@ -331,13 +329,20 @@ def _score(
             distances.append(perceptual(image.clamp(0, 1), target))
         return image
 
-    evaluation = evaluate(render_and_compare, cameras, images.shown, fitted=fitted)
+    evaluation = score_views(render_and_compare, scene.test_cameras, images.shown, fitted=fitted)
     scores: Scores = {"ssim": evaluation.ssim, "psnr": evaluation.psnr}
     scores["lpips"] = sum(distances) / len(distances) if distances else None
     if fitted:
         scores["psnr_after_gain_and_offset"] = evaluation.fitted_psnr
     for name, value in evaluation.counted.items():
         scores[f"{name}_counted"] = value
+    dropped = scene.dropped_test_cameras
+    if dropped:
+        # Held-out views that contradict the rest.
+        others = score_views(render, dropped, images.shown)
+        with_dropped = EvaluationResult((*evaluation.per_view, *others.per_view))
+        scores["psnr_with_dropped_views"] = with_dropped.psnr
+        scores["dropped_views"] = [camera.name for camera in dropped]
     return scores
 
 

@@ -9,7 +9,7 @@ texture coordinates 3 i + 1 to 3 i + 3. The GLB has one vertex per such corner.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -48,7 +48,6 @@ _LINEAR = 9729
 _LINEAR_MIPMAP_LINEAR = 9987
 _CLAMP = 33071
 _UNLIT = "KHR_materials_unlit"
-_VARIANTS = "KHR_materials_variants"
 
 
 @dataclass(frozen=True)
@@ -234,20 +233,15 @@ def glb_chunks(
     picture: bytes,
     path: Path,
     style: MeshStyle = MeshStyle(),
-    *,
-    variants: bool = False,
 ) -> Iterator[bytes | memoryview]:
     """Yield a binary glTF 2.0 file in parts: one mesh with its picture.
 
     Args:
         picture: The texture as PNG or JPEG.
         path: Name of the file, after which the mesh is named.
-        variants: Add a second material, grey clay that is lit.
     """
     binary = BinaryPart()
     content = gltf_with_mesh(binary, mesh, picture, path.stem, style)
-    if variants:
-        _add_clay(content)
     yield from finished_glb(content, binary, path, "use --export_glb False")
 
 
@@ -336,25 +330,6 @@ def _material(lit: bool) -> tuple[dict[str, Any], list[str]]:
         return material, []
     material["extensions"] = {_UNLIT: {}}
     return material, [_UNLIT]
-
-
-def _add_clay(content: dict[str, Any]) -> None:
-    """Add a second material, lit by the viewer, and names for both."""
-    clay = {
-        "name": "clay",
-        "doubleSided": True,
-        "pbrMetallicRoughness": {
-            "baseColorFactor": [0.6, 0.6, 0.58, 1.0],
-            "metallicFactor": 0.0,
-            "roughnessFactor": 0.9,
-        },
-    }
-    content["materials"].append(clay)
-    content.setdefault("extensionsUsed", []).append(_VARIANTS)
-    content["extensions"] = {_VARIANTS: {"variants": [{"name": "textured"}, {"name": "clay"}]}}
-    mappings = [{"material": k, "variants": [k]} for k in range(2)]
-    (primitive,) = content["meshes"][0]["primitives"]
-    primitive["extensions"] = {_VARIANTS: {"mappings": mappings}}
 
 
 def read_textured_mesh(
@@ -520,6 +495,39 @@ def _without_texture(path: Path) -> UserError:
     return UserError(f"{path}: has no texture; pass a mesh that the texture stage wrote")
 
 
+class MeshPicture(NamedTuple):
+    """A mesh in one view."""
+
+    image: Tensor  # colours, (H, W, 3) float in [0, 1]
+    covered: Tensor  # pixels that the mesh covers, (H, W) bool
+
+
+@torch.no_grad()
+def render_colored(
+    vertices: Tensor,
+    faces: Tensor,
+    camera: Camera,
+    colors_at: Callable[[Tensor, Tensor], Tensor],
+    background: Tensor | None = None,
+) -> MeshPicture:
+    """Render a mesh without lighting, with one ray for each pixel.
+
+    Args:
+        vertices: World units. (V, 3)
+        faces: Rows of the vertices. (F, 3)
+        camera: The view.
+        colors_at: Returns colours, (P, 3), from rows of faces, (P,), and barycentrics, (P, 3).
+        background: Colour behind the mesh, (3,) or of each pixel; black when None.
+    """
+    hits = rasterize_triangles(vertices, faces, camera)
+    image = torch.zeros(camera.height, camera.width, 3, device=vertices.device)
+    if background is not None:
+        image[:] = background.to(image)
+    covered = hits.covered
+    image[covered] = colors_at(hits.face[covered].long(), hits.barycentrics[covered])
+    return MeshPicture(image, covered)
+
+
 @torch.no_grad()
 def render_textured(
     mesh: TexturedMesh, camera: Camera, background: Tensor | None = None, *, supersampling: int = 1
@@ -529,16 +537,13 @@ def render_textured(
     Args:
         background: Colour behind the mesh, (3,) or of each sample; black when None.
     """
-    device = mesh.vertices.device
+
+    def colors_at(faces: Tensor, barycentrics: Tensor) -> Tensor:
+        uvs = (barycentrics[..., None] * mesh.uvs[faces]).sum(dim=1)
+        return sample_texture(mesh.texture, uvs)
+
     fine = camera.resized(camera.width * supersampling, camera.height * supersampling)
-    hits = rasterize_triangles(mesh.vertices, mesh.faces, fine)
-    image = torch.zeros(fine.height, fine.width, 3, device=device)
-    if background is not None:
-        image[:] = background.to(image)
-    covered = hits.covered
-    uvs = mesh.uvs[hits.face[covered].long()]
-    at = (hits.barycentrics[covered][..., None] * uvs).sum(dim=1)
-    image[covered] = sample_texture(mesh.texture, at)
+    image = render_colored(mesh.vertices, mesh.faces, fine, colors_at, background).image
     if supersampling == 1:
         return image
     shape = (camera.height, supersampling, camera.width, supersampling, 3)

@@ -39,18 +39,13 @@ def depth_of_points(positions: np.ndarray, camera: Camera, spacing: float) -> np
     """
     width = camera.width
     height = camera.height
-    view = positions @ camera.rotation.T + camera.translation
-    depth = view[:, 2]
-    is_before = depth > camera.near
-    view = view[is_before]
-    depth = depth[is_before]
-    columns = view[:, 0] / depth * camera.fx + camera.cx
-    rows = view[:, 1] / depth * camera.fy + camera.cy
-    is_inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
-    depth = depth[is_inside]
+    projection = camera.project(positions)
+    is_shown = projection.is_inside & (projection.depths > camera.near)
+    depth = projection.depths[is_shown]
     if not len(depth):
         return np.zeros((height, width))
-    pixels = rows[is_inside].astype(np.int64) * width + columns[is_inside].astype(np.int64)
+    columns, rows = projection.pixels[is_shown].astype(np.int64).T
+    pixels = rows * width + columns
     nearest = np.full(width * height, np.inf)
     np.minimum.at(nearest, pixels, depth)
     nearest = nearest.reshape(height, width)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,10 +22,124 @@ from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
 
+MAX_PSNR = 100.0  # dB, of equal images in a score, so that means over views are numbers
+_MIN_VARIANCE = 1e-10  # of colours; below, an image has one colour
+
+
+@dataclass(frozen=True)
+class ImageComparison:
+    """A render beside its photograph, and how well they agree on the pixels that count.
+
+    Pixels count that the mask of the photograph counts, and that the render covers. PSNRs are in
+    dB, at most ``MAX_PSNR``; they need a pixel that counts.
+    """
+
+    image: Tensor  # the render, (H, W, 3) float
+    target: Tensor  # colours of the photograph, (H, W, 3) uint8
+    counted: Tensor | None = None  # pixels that the mask counts, (H, W) bool; None for all
+    covered: Tensor | None = None  # pixels where the render shows something; None for all
+    # Whether the photograph shows something else where its mask does not count, as a person in
+    # front; otherwise it shows the background there.
+    is_hidden: bool = False
+    quantise: bool = False  # round the render to 8 bits, as saving it would
+
+    @classmethod
+    def of(
+        cls,
+        camera: Camera,
+        image: Tensor,
+        photograph: Tensor,
+        covered: Tensor | None = None,
+        quantise: bool = False,
+    ) -> ImageComparison:
+        """Compare the render of a camera with its photograph.
+
+        Args:
+            camera: Has the mask of the photograph.
+            image: The render. (H, W, 3) float
+            photograph: (H, W, 3) or, with a mask, (H, W, 4) uint8
+            covered: Pixels where the render shows something. (H, W) bool; None for all
+            quantise: Round the render to 8 bits first. Off, a PSNR of 30 dB is 0.006 dB and one of
+                40 dB is 0.06 dB above that of the saved image.
+
+        Raises:
+            UserError: Both have different sizes.
+        """
+        image = image.detach()
+        photograph = upload(photograph, image.device)
+        target = photograph[..., :3]
+        if image.shape != target.shape:
+            render_size = " x ".join(map(str, image.shape))
+            photograph_size = " x ".join(map(str, target.shape))
+            raise UserError(
+                f"camera {camera.name}: the render is {render_size} but the photograph "
+                f"{photograph_size}; check that images and cameras belong together"
+            )
+        is_hidden = camera.mask is not None and camera.mask.mode == "ignore"
+        return cls(image, target, is_counted(photograph), covered, is_hidden, quantise)
+
+    def whole(self) -> ImageComparison:
+        """The same images, of which all pixels count."""
+        return replace(self, counted=None, covered=None)
+
+    @property
+    def pixels(self) -> Tensor | None:
+        """Pixels that count, (H, W) bool; None for all."""
+        if self.counted is None or self.covered is None:
+            return self.covered if self.counted is None else self.counted
+        return self.counted & self.covered
+
+    @property
+    def n_pixels(self) -> int:
+        """Number of pixels that count."""
+        pixels = self.pixels
+        return self.image[..., 0].numel() if pixels is None else int(pixels.sum())
+
+    def psnr(self) -> float:
+        """Peak signal-to-noise ratio."""
+        return self._psnr_of(self.image)
+
+    def fitted_psnr(self) -> float:
+        """PSNR after the gain and offset per channel that fit the pixels best."""
+        return self._psnr_of(fitted_to(to_unit(self.image), self.target, self._weights))
+
+    def constant_psnr(self) -> float:
+        """PSNR of the best image of one colour, instead of the render."""
+        return constant_psnr(self.target, self.pixels)
+
+    def ssim(self) -> float:
+        """Mean structural similarity, of windows around the pixels."""
+        image = self._rounded(self.image)
+        target = self.target
+        # Windows reach beyond the pixels. Where one of the images shows nothing, it is made equal
+        # to the other.
+        if self.covered is not None:
+            image = torch.where(self.covered[..., None], to_unit(image), to_unit(target))
+        if self.is_hidden and self.counted is not None:
+            image = to_unit(image)
+            target = torch.where(self.counted[..., None], to_unit(target), image)
+        return ssim(image, target, self._weights)
+
+    def l1(self) -> float:
+        """Mean absolute difference of all pixels."""
+        return l1(self._rounded(self.image), self.target)
+
+    def _psnr_of(self, image: Tensor) -> float:
+        return min(psnr(self._rounded(image), self.target, self._weights), MAX_PSNR)
+
+    def _rounded(self, image: Tensor) -> Tensor:
+        return to_uint8(image) if self.quantise else to_unit(image)
+
+    @property
+    def _weights(self) -> Tensor | None:
+        """How much each pixel counts. (H, W) float64; None for all alike"""
+        pixels = self.pixels
+        return None if pixels is None else pixels.double()
+
 
 @dataclass(frozen=True)
 class ViewScore:
-    """Image quality of one view."""
+    """Image quality of one view: of all its pixels, and of those that count."""
 
     name: str
     l1: float
@@ -34,9 +148,31 @@ class ViewScore:
     # PSNR in dB after a gain and an offset per channel, by least squares; None where it was not
     # asked for
     fitted_psnr: float | None = None
-    # PSNR of the pixels that its mask counts; None without a mask
+    # The same of the pixels that the mask counts and that the render covers; None where all do, or
+    # none
     counted_psnr: float | None = None
     counted_ssim: float | None = None
+    counted_fitted_psnr: float | None = None
+
+    @classmethod
+    def of(cls, name: str, comparison: ImageComparison, fitted: bool) -> ViewScore:
+        """Score a view; ``fitted``: also after a gain and an offset."""
+        whole = comparison.whole()
+        score = cls(
+            name,
+            l1=whole.l1(),
+            psnr=whole.psnr(),
+            ssim=whole.ssim(),
+            fitted_psnr=whole.fitted_psnr() if fitted else None,
+        )
+        if comparison.pixels is None or not comparison.n_pixels:
+            return score
+        return replace(
+            score,
+            counted_psnr=comparison.psnr(),
+            counted_ssim=comparison.ssim(),
+            counted_fitted_psnr=comparison.fitted_psnr() if fitted else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -61,25 +197,29 @@ class EvaluationResult:
         return self._mean("ssim")
 
     @property
-    def counted(self) -> dict[str, float]:
-        """``psnr`` and ``ssim`` of what masks count, over the views with a mask; may be empty"""
-        psnrs = [view.counted_psnr for view in self.per_view if view.counted_psnr is not None]
-        ssims = [view.counted_ssim for view in self.per_view if view.counted_ssim is not None]
-        if not psnrs:
-            return {}
-        return {"psnr": sum(psnrs) / len(psnrs), "ssim": sum(ssims) / len(ssims)}
-
-    @property
     def fitted_psnr(self) -> float | None:
         """After a gain and an offset for each view; None if not asked for."""
-        return None if self.per_view[0].fitted_psnr is None else self._mean("fitted_psnr")
+        return self.mean("fitted_psnr")
+
+    @property
+    def counted(self) -> dict[str, float]:
+        """``psnr`` and ``ssim`` of what masks count, over the views with a mask; may be empty"""
+        means = {"psnr": self.mean("counted_psnr"), "ssim": self.mean("counted_ssim")}
+        return {name: value for name, value in means.items() if value is not None}
+
+    def mean(self, name: str) -> float | None:
+        """Mean of a field of :class:`ViewScore`, over the views that have it; None without any."""
+        values = [getattr(view, name) for view in self.per_view]
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
 
     def _mean(self, name: str) -> float:
+        """Mean of a field that all views have."""
         return sum(getattr(view, name) for view in self.per_view) / len(self.per_view)
 
 
 @torch.no_grad()
-def evaluate(
+def score_views(
     render: Callable[[Camera], Tensor],
     cameras: Iterable[Camera],
     load_image: Callable[[Camera], Tensor],
@@ -92,61 +232,45 @@ def evaluate(
     Args:
         render: Returns the float render of a camera. (H, W, 3)
         load_image: Returns the photograph of a camera. (H, W, 3) or (H, W, 4) uint8
-        quantise: Round the render to 8 bits first, as saving it would. Off, a PSNR of 30 dB is
-            0.006 dB and one of 40 dB is 0.06 dB above that of the saved image.
+        quantise: Round renders to 8 bits first, as of :class:`ImageComparison`.
+        fitted: Also score them after a gain and an offset.
     """
     scores = []
     for camera in cameras:
-        image = render(camera).detach()
-        photograph = upload(load_image(camera), image.device)
-        target = photograph[..., :3]
-        if image.shape != target.shape:
-            render_size = " x ".join(map(str, image.shape))
-            photograph_size = " x ".join(map(str, target.shape))
-            raise UserError(
-                f"camera {camera.name}: the render is {render_size} but the photograph "
-                f"{photograph_size}; check that images and cameras belong together"
-            )
-        rounded = to_uint8 if quantise else to_unit
-        fitted_psnr = None
-        if fitted:
-            fitted_psnr = psnr(rounded(fitted_to(to_unit(image), target)), target)
-        image = rounded(image)
-        scores.append(
-            ViewScore(
-                name=camera.name,
-                l1=l1(image, target),
-                psnr=psnr(image, target),
-                ssim=ssim(image, target),
-                **_counted_scores(image, photograph, camera),
-                fitted_psnr=fitted_psnr,
-            )
-        )
+        image = render(camera)
+        photograph = load_image(camera)
+        comparison = ImageComparison.of(camera, image, photograph, quantise=quantise)
+        scores.append(ViewScore.of(camera.name, comparison, fitted))
     if not scores:
         raise ValueError("evaluation needs at least one camera")
     return EvaluationResult(tuple(scores))
 
 
-def _counted_scores(image: Tensor, photograph: Tensor, camera: Camera) -> dict[str, float]:
-    counted = is_counted(photograph)
-    if counted is None or not bool(counted.any()):
-        return {}
-    target = photograph[..., :3]
-    weights = counted.double()
-    if camera.mask is not None and camera.mask.mode == "ignore":
-        # Equal where nothing is known, so that windows do not look at it.
-        target = torch.where(counted[..., None], target, to_uint8(image))
-        image = torch.where(counted[..., None], to_unit(image), target / 255)
-    return {
-        "counted_psnr": psnr(image, target, weights),
-        "counted_ssim": ssim(image, target, weights),
-    }
+def fitted_to(image: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+    """A float image after the gain and offset per channel that fit another one best.
 
-
-def fitted_to(image: Tensor, target: Tensor) -> Tensor:
-    """A float image after the gain and offset per channel that fit another one best."""
-    gain, offset = fit_gain_and_offset(image, to_unit(target))
+    Args:
+        weights: How much each pixel counts; None for all alike. (H, W)
+    """
+    gain, offset = fit_gain_and_offset(image, to_unit(target), weights)
     return (image.double() * gain + offset).to(image.dtype)
+
+
+def constant_psnr(photograph: Tensor, pixels: Tensor | None = None) -> float:
+    """PSNR of the best image of one colour for (H, W, 3) uint8, in dB; at most ``MAX_PSNR``.
+
+    Args:
+        pixels: Those that count, (H, W) bool; None for all.
+    """
+    colors = photograph.reshape(-1, 3) if pixels is None else photograph[pixels]
+    variance = float(colors.double().div(255).var(dim=0, correction=0).mean())
+    return MAX_PSNR if variance < _MIN_VARIANCE else -10 * math.log10(variance)
+
+
+def intersection_over_union(first: Tensor, second: Tensor) -> float:
+    """Pixels that are in both masks, of those that are in one; 0 of empty masks. (H, W) bool"""
+    n_both = int((first & second).sum())
+    return n_both / max(1, int((first | second).sum()))
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ _GROUPS_OF_ITS_OWN = (
     "Gaussians",
 )
 """Curves that the page shows elsewhere; of all others, as those of components, the last value."""
-Curves = Mapping[str, list[html.Point]]
+Curves = Mapping[str, list[tuple[float, float]]]  # points of each, (iteration, value)
 
 
 def write_run_report(run_directory: Path, notify: Notify) -> Path | None:
@@ -45,9 +45,9 @@ def write_run_report(run_directory: Path, notify: Notify) -> Path | None:
 def add_run_section(
     page: html.Page, run_directory: Path, root: Path, figures: Mapping[str, object] | None = None
 ) -> None:
-    """Append settings, times, memory, curves, pictures and files of one run.
+    """Append settings, times, memory, last values, pictures and files of one run.
 
-    What the folder lacks is left out: a run without event files has no curves.
+    What the folder lacks is left out: a run without event files has no values of curves.
     """
     record = _record(run_directory, page)
     curves = read_curves(run_directory / "tensorboard")
@@ -65,7 +65,10 @@ def add_run_section(
     page.table(("phase", "time", "peak memory"), took)
     if timings and len(list((run_directory / "tensorboard").glob("*tfevents*"))) > 1:
         page.paragraph("This run was continued. What a killed process took is not counted.")
-    page.charts(_charts(curves))
+    if curves:
+        last_values = [(name, points[-1][1]) for name, points in curves.items()]
+        page.pairs(last_values, folded="Last value of each curve")
+        page.paragraph(f"TensorBoard shows the curves: tensorboard --logdir {run_directory}")
     pictures = run_directory / "views.png"
     if pictures.is_file():
         caption = "photograph, render, depth (yellow is near, violet far) and normals"
@@ -99,7 +102,7 @@ def _curves_of(*files: tuple[Path, int]) -> Curves:
         )
     except ImportError:
         return {}
-    curves: dict[str, list[html.Point]] = {}
+    curves: dict[str, list[tuple[float, float]]] = {}
     for file, _ in files:
         for event in LegacyEventFileLoader(str(file)).Load():
             if event.session_log.status == SessionLog.START:
@@ -168,37 +171,3 @@ def _add_worst(page: html.Page, record: Mapping[str, Any], run_directory: Path) 
     pictures = run_directory / WORST_FILE
     if pictures.is_file():
         page.wide_picture(html.Picture(pictures, "photographs that fit worst, and their renders"))
-
-
-def _charts(curves: Curves) -> list[html.Chart]:
-    losses = [name for name in curves if name.startswith("Loss/")]
-    losses.sort(key=lambda name: name != _TOTAL)
-    labels = {
-        "Test/PSNR": "held-out",
-        f"Test/{FITTED}": "held-out after gain and offset",
-        f"Test/{POSED}": "held-out after fitted poses",
-        "Training/PSNR": "training",
-    }
-    charts = [
-        html.Chart("Loss and its terms", _series(curves, losses), y_label="loss", log_y=True),
-        html.Chart(
-            "PSNR of held-out and of training views",
-            [html.Series(label, curves[name]) for name, label in labels.items() if name in curves],
-            y_label="dB",
-        ),
-    ]
-    counts = {value for _, value in curves.get("Gaussians/count", ())}
-    if len(counts) > 1:
-        series = _series(curves, ["Gaussians/count"])
-        charts.append(html.Chart("Gaussians", series, y_label="number"))
-    # A single measurement is a figure, and stands in the table above.
-    return [chart for chart in charts if any(len(s.points) > 1 for s in chart.series)]
-
-
-def _series(curves: Curves, names: list[str]) -> list[html.Series]:
-    series = []
-    for name in names:
-        if name in curves:
-            label = "total" if name == _TOTAL else name.split("/", 1)[1]
-            series.append(html.Series(label, curves[name]))
-    return series

@@ -14,10 +14,14 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Figure
-from gaussian_splatting.engine.reporting import evaluation
-from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, ViewScore, psnr
+from gaussian_splatting.engine.reporting.evaluation import (
+    EvaluationResult,
+    ImageComparison,
+    ViewScore,
+    intersection_over_union,
+    score_views,
+)
 from gaussian_splatting.engine.stage import Stage
-from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.scenes.scene import Scene
 
 FITTED = "PSNR after gain and offset"
@@ -211,9 +215,7 @@ class _Measurement:
             return None
         renderer = self.render if render is None else render
         fitted = self._stage.changes_exposure
-        return evaluation.evaluate(
-            renderer, cameras, self._load_image, quantise=True, fitted=fitted
-        )
+        return score_views(renderer, cameras, self._load_image, quantise=True, fitted=fitted)
 
     def render(self, camera: Camera) -> Tensor:
         """Render a view. (H, W, 3)"""
@@ -226,20 +228,14 @@ class _Measurement:
         if nearest is not None:
             share = floater_share(output.depth, output.alpha, nearest)
             self._values["floaters"].append(share)
-        photograph = self._load_image(camera).cpu()
-        counted = is_counted(photograph)
-        if counted is None or bool(counted.any()):
-            weights = None if counted is None else counted.double()
-            image = output.image.detach().cpu()
-            decibels = psnr(image, photograph[..., :3], weights)
-            self._values["counted_psnr"].append(min(100.0, decibels))
-            constant = constant_psnr(photograph[..., :3], counted)
-            self._values["constant_psnr"].append(constant)
+        comparison = ImageComparison.of(camera, output.image.cpu(), self._load_image(camera))
+        if comparison.n_pixels:
+            self._values["counted_psnr"].append(comparison.psnr())
+            self._values["constant_psnr"].append(comparison.constant_psnr())
+        counted = comparison.counted
         if counted is not None and camera.shows_object:
             is_solid = output.alpha.detach().cpu() >= SOLID
-            n_either = int((is_solid | counted).sum())
-            n_both = int((is_solid & counted).sum())
-            self._values["mask_iou"].append(n_both / max(1, n_either))
+            self._values["mask_iou"].append(intersection_over_union(is_solid, counted))
         return output.image
 
     def means(self) -> dict[str, float]:
@@ -258,13 +254,6 @@ class _Measurement:
 def _evenly_chosen(cameras: Sequence[Camera], most: int) -> list[Camera]:
     n_chosen = min(len(cameras), most)
     return [cameras[i * len(cameras) // n_chosen] for i in range(n_chosen)]
-
-
-def constant_psnr(photograph: Tensor, counted: Tensor | None = None) -> float:
-    """PSNR of the best image of one colour for (H, W, 3) uint8, in dB; at most 100."""
-    pixels = photograph.reshape(-1, 3) if counted is None else photograph[counted]
-    variance = float(pixels.double().div(255).var(dim=0, correction=0).mean())
-    return 100.0 if variance < 1e-10 else -10 * math.log10(variance)
 
 
 def _decibels(score: ViewScore | EvaluationResult) -> float:

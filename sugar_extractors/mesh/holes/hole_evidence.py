@@ -52,7 +52,7 @@ class ViewEvidence:
         render = self.renderer()
         for camera in self.cameras:
             n_views += self._covers(camera, positions)
-            view_points = _in_camera(positions, camera)
+            view_points = camera.coordinates(positions)
             pixels = pixels_of(view_points, camera)
             if not bool(pixels.inside.any()):
                 continue
@@ -69,16 +69,11 @@ class ViewEvidence:
     def _covers(self, camera: Camera, positions: Tensor) -> Tensor:
         """Return which points, (N, 3), a view shows, inside of its mask if it has one. (N,) bool"""
         small = camera.reduced(OVERVIEW_SIDE)
-        pixels = pixels_of(_in_camera(positions, small), small)
+        pixels = pixels_of(small.coordinates(positions), small)
         silhouette = None if self.hull is None else self.hull.silhouette(small)
         if silhouette is None:
             return pixels.inside
         return pixels.inside & silhouette[pixels.rows, pixels.columns]
-
-
-def _in_camera(positions: Tensor, camera: Camera) -> Tensor:
-    """Return points in camera axes. (N, 3) -> (N, 3) world units"""
-    return torch.stack([camera.coordinate(positions, axis) for axis in range(3)], dim=1)
 
 
 def _least_depth(depth: Tensor, pixels: Pixels) -> Tensor:
