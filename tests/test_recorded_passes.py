@@ -15,12 +15,17 @@ import torch
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.exposures import ExposureConfig, Exposures
 from gaussian_splatting.core import color_gradients
-from gaussian_splatting.engine import recorded_passes
-from gaussian_splatting.engine.recorded_passes import rounded_up
+from gaussian_splatting.engine.recording import recorded_runner
+from gaussian_splatting.engine.recording.recorded_runner import RecordedRunner
+from gaussian_splatting.engine.step_runner import plain_runner
 from gaussian_splatting.engine.stepping import RunContext, Stepper
-from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
-from gaussian_splatting.rasterization.projection import IntersectionPrediction, PredictedCount
+from gaussian_splatting.optim.recorded_step import RecordedStep
+from gaussian_splatting.rasterization.projection import (
+    IntersectionPrediction,
+    PredictedCount,
+    rounded_up,
+)
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.mesh_bound import bind_to_mesh
@@ -132,6 +137,11 @@ def refine_stage(views, photographs, compared=False):
     return RefineStage(cloud, RefineConfig(), EXTENT, comparer=comparer)
 
 
+def runner_with(recorder):
+    """What makes the step runner: a recorded one, or a plain one without a recorder."""
+    return plain_runner if recorder is None else partial(RecordedRunner, recorder)
+
+
 def trained(
     recorder,
     *,
@@ -153,7 +163,7 @@ def trained(
     console = Console()
     warnings = []
     console.warn = warnings.append
-    context = RunContext(MadeUpPhotographs(photographs), console, recorder=recorder)
+    context = RunContext(MadeUpPhotographs(photographs), console, new_runner=runner_with(recorder))
 
     def begin():
         stage = build(views, photographs)
@@ -244,8 +254,8 @@ def test_training_has_the_same_bits_as_without(case, monkeypatch):
         assert len(stage.model) != CASE.n, "nothing was densified or pruned"
     recorder = CpuRecorder()
     made = []
-    mark_made = GroupedAdam.mark_made
-    monkeypatch.setattr(GroupedAdam, "mark_made", lambda adam: (made.append(1), mark_made(adam)))
+    mark_made = RecordedStep.mark_made
+    monkeypatch.setattr(RecordedStep, "mark_made", lambda step: (made.append(1), mark_made(step)))
     recorded_stage, warnings = trained(recorder, **how)
     assert_same_bits(recorded_stage, state_of(stage))
     assert warnings == []
@@ -290,7 +300,8 @@ class Training:
     def __init__(self):
         views = cameras()
         self.stage = vanilla_stage(views, picture)
-        context = RunContext(MadeUpPhotographs(picture), Console(), recorder=CpuRecorder())
+        new_runner = runner_with(CpuRecorder())
+        context = RunContext(MadeUpPhotographs(picture), Console(), new_runner=new_runner)
         self._stepper = Stepper(self.stage, views, context, first=FIRST + 10, seed=0)
         self._iteration = FIRST + 10
         for _ in range(8):
@@ -322,7 +333,7 @@ def test_a_repeated_pass_with_too_short_lists_is_made_again(monkeypatch):
         lengths.append(capacity)
         return 100 if len(lengths) == 1 else rounded_up(capacity)
 
-    monkeypatch.setattr(recorded_passes, "rounded_up", too_short_at_first)
+    monkeypatch.setattr(recorded_runner, "rounded_up", too_short_at_first)
     training.step()
     assert len(lengths) == 2
     assert_same_bits(training.stage, state_of(expected.stage))
@@ -340,7 +351,7 @@ def test_a_recording_that_gives_other_numbers_is_found_out(monkeypatch):
     expected, _ = trained(None)
     monkeypatch.setattr(cpu_recorder, "CpuRecording", WrongRecording)
     # Without the step the last results are gradients.
-    monkeypatch.setattr(VanillaStage, "only_optimizer_acts", lambda stage, iteration: False)
+    monkeypatch.setattr(recorded_runner, "_step_follows", lambda stage, view: False)
     stage, warnings = trained(CpuRecorder())
     assert_same_bits(stage, state_of(expected))
     (line,) = warnings
@@ -487,8 +498,8 @@ def test_tile_lists_have_few_sizes():
 
 def test_few_recordings_are_held(monkeypatch):
     """Views of many sizes would fill the memory of the GPU with recordings."""
-    monkeypatch.setattr(recorded_passes, "rounded_up", lambda capacity: capacity)
-    monkeypatch.setattr(recorded_passes, "MAX_RECORDINGS", 1)
+    monkeypatch.setattr(recorded_runner, "rounded_up", lambda capacity: capacity)
+    monkeypatch.setattr(recorded_runner, "MAX_RECORDINGS", 1)
     recorder = CpuRecorder()
     stage, _ = trained(recorder, steps=8)
     expected, _ = trained(None, steps=8)

@@ -6,15 +6,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from benchmarks.gpu.common import Check, Finding, Setup, milliseconds
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.cuda_graph import CudaRecorder, Recorder
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.recording.cuda_graph import CudaRecorder, Recorder
+from gaussian_splatting.engine.recording.recorded_runner import RecordedRunner
 from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.engine.step_runner import plain_runner
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -120,7 +123,8 @@ class Run:
         console = Console()
         console.warn = self.warnings.append
         images = MadeUpPhotographs(photograph)
-        context = RunContext(images, console, recorder=recorder)
+        new_runner = plain_runner if recorder is None else partial(RecordedRunner, recorder)
+        context = RunContext(images, console, new_runner=new_runner)
         self._stepper = Stepper(self.stage, cameras, context, first=first, seed=0)
         self._paths = contextlib.nullcontext if setup.on_cuda else gpu_paths
 

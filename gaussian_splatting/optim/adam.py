@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core import color_gradients
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.core.color_gradients import ColorGradient
 from gaussian_splatting.core.random import derive_seed
 from gaussian_splatting.core.spherical_harmonics import SH_C0
@@ -47,8 +50,8 @@ _GROUP_SETTINGS = {
 }
 
 
-_BASE = "sh_dc"  # colours of band 0, and those of the bands above
-_BANDS = "sh_rest"
+BASE = "sh_dc"  # colours of band 0, and those of the bands above
+BANDS = "sh_rest"
 _DEVICE_ROWS = DeviceRows()
 _HOST_ROWS = HostRows()
 
@@ -83,6 +86,7 @@ class GroupedAdam:
             those lie on the host, see :mod:`gaussian_splatting.optim.late_bands`.
         color_gradients: Where passes may leave the gradients of ``sh_dc`` and ``sh_rest`` as
             factors; they count as long as they stay here.
+        is_made: Whether the next step was made with the pass, and has to be counted only.
     """
 
     def __init__(
@@ -106,9 +110,7 @@ class GroupedAdam:
         self._unused: set[str] = set()
         self.color_gradients: list[ColorGradient] = []
         self._may_always: Tensor | None = None  # one, on the device. (1,) int32
-        # What recorded steps read; a row of numbers for each parameter.
-        self._recorded_inputs: StepInputs | None = None
-        self._is_made = False  # whether a recording has made the next step
+        self.is_made = False
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -128,20 +130,33 @@ class GroupedAdam:
     @property
     def has_late_steps(self) -> bool:
         """Whether steps of bands may wait."""
-        return self._is_on_host(_BANDS)
+        return self._is_on_host(BANDS)
 
     @property
     def late_bands(self) -> LateBands | None:
         """The bands whose steps wait; None where none may."""
-        moments = self._groups[_BANDS].moments if self.has_late_steps else None
+        moments = self._groups[BANDS].moments if self.has_late_steps else None
         if self._late is None and moments is not None:
-            self._late = LateBands(self.leaves[_BANDS], moments)
+            self._late = LateBands(self.leaves[BANDS], moments)
         return self._late
 
     def catch_up(self) -> None:
         """Make all steps that wait."""
         if self._late is not None:
             self._late.catch_up()
+
+    def collecting(self, gaussians: Gaussians, *, as_factors: bool) -> Gaussians:
+        """Let a pass over activated Gaussians leave its gradients here.
+
+        Those of colours may be factors where there are many Gaussians. Only such a pass may read
+        colours that lack steps.
+        """
+        if not as_factors or len(gaussians) < color_gradients.MIN_FACTORED:
+            self.catch_up()
+            return gaussians
+        return with_fields(
+            gaussians, color_gradients=self.color_gradients, late_bands=self.late_bands
+        )
 
     def learning_rates(self) -> dict[str, float]:
         """Return the learning rates by parameter name."""
@@ -158,60 +173,35 @@ class GroupedAdam:
     @torch.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient or is unused, then drop the gradients."""
-        names = self._stepping()
+        names = self.stepping()
         with_gradients = [name for name in names if self._has_gradient(name)]
-        if not self._is_made:
+        if not self.is_made:
             self._make_moments(names)
-            self._update(names, self._sent() if in_one_launch(self._device) else None)
+            self.update(names, self.next_inputs() if in_one_launch(self._device) else None)
         for name in names:
             self._groups[name].steps += 1
         for name in with_gradients:
             self._groups[name].moved = True
         self.zero_grad()
 
-    @torch.no_grad()
-    def record_step(self, may_step: Tensor) -> bool:
-        """Make the launches of the next step while launches are recorded; gradients stay.
+    def stepping(self) -> list[str]:
+        """Names of the parameters that the next step concerns."""
+        return [n for n in self.leaves if self._has_gradient(n) or n in self._unused]
 
-        Args:
-            may_step: Read on the device in each repetition; 0: nothing is changed. (1,) int32
+    def has_moments(self, names: Sequence[str]) -> bool:
+        """Whether parameters have moments, which their first step makes."""
+        return all(self._groups[name].moments is not None for name in names)
 
-        Returns:
-            Whether that can be done: only after :meth:`send_numbers`, and a step launched one by
-            one, which makes the moments.
-        """
-        names = self._stepping()
-        inputs = self._recorded_inputs
-        if inputs is None or any(self._groups[name].moments is None for name in names):
-            return False
-        gradients = self.take_gradients()
-        self.put_gradients(_with_copies(gradients))
-        self._update(names, inputs._replace(may_step=may_step))
-        self.put_gradients(gradients)
-        return True
-
-    def mark_made(self) -> None:
-        """Note that a recording has made the next step, which has to be counted only."""
-        self._is_made = True
-
-    def step_facts(self) -> Hashable:
-        """Return what a recorded step depends on besides the parameters."""
-        facts = []
+    def moment_facts(self) -> list[Hashable]:
+        """Return which parameters moved, and where their moments lie."""
+        facts: list[Hashable] = []
         for group in self._groups.values():
             moments = group.moments or {}
             addresses = tuple(moment.data_ptr() for moment in moments.values())
             facts.append((group.moved, addresses))
-        return tuple(facts)
+        return facts
 
-    def send_numbers(self) -> None:
-        """Send rates and counts of the next step to where a recorded one reads them."""
-        inputs = self._sent()
-        if self._recorded_inputs is None:
-            self._recorded_inputs = StepInputs(inputs.numbers.clone(), inputs.may_step)
-        else:
-            self._recorded_inputs.numbers.copy_(inputs.numbers)
-
-    def _sent(self) -> StepInputs:
+    def next_inputs(self) -> StepInputs:
         """Rates and counts of the next step on the device, a row for each parameter."""
         steps = []
         for name, group in self._groups.items():
@@ -220,8 +210,8 @@ class GroupedAdam:
             self._may_always = torch.ones(1, dtype=torch.int32, device=self._device)
         return StepInputs(upload(step_numbers(steps), self._device), self._may_always)
 
-    def _update(self, names: Sequence[str], inputs: StepInputs | None) -> None:
-        """Change values and moments, and drop the gradients; see :meth:`_sent`."""
+    def update(self, names: Sequence[str], inputs: StepInputs | None) -> None:
+        """Change values and moments, and drop the gradients; see :meth:`next_inputs`."""
         if not self._steps_by_factors():
             self.catch_up()
         # First: the directions, in which the view saw the Gaussians, follow from their centres.
@@ -248,19 +238,19 @@ class GroupedAdam:
         late = self.late_bands if by_factors else None
         for gradient in self.color_gradients:
             if late is not None:
-                late.step(self._next_state(_BANDS, inputs), gradient)
+                late.step(self._next_state(BANDS, inputs), gradient)
             elif by_factors:
-                step_bands(self._next_state(_BANDS, inputs), gradient)
+                step_bands(self._next_state(BANDS, inputs), gradient)
             else:
                 rows = slice(0, len(gradient.colors))
-                bands = self.leaves[_BANDS]
-                self.add_gradients({_BANDS: coefficient_gradients(gradient, rows, bands.detach())})
-            self.add_gradients({_BASE: (gradient.colors * SH_C0)[:, None]})
+                bands = self.leaves[BANDS]
+                self.add_gradients({BANDS: coefficient_gradients(gradient, rows, bands.detach())})
+            self.add_gradients({BASE: (gradient.colors * SH_C0)[:, None]})
         self.color_gradients.clear()
 
     def _steps_by_factors(self) -> bool:
         """Whether the bands have the gradient of one view, as factors, and no other."""
-        return len(self.color_gradients) == 1 and self.leaves[_BANDS].grad is None
+        return len(self.color_gradients) == 1 and self.leaves[BANDS].grad is None
 
     def _is_on_host(self, name: str) -> bool:
         return name in self._groups and self._groups[name].storage is _HOST_ROWS
@@ -269,12 +259,8 @@ class GroupedAdam:
     def _device(self) -> torch.device:
         return next(iter(self.leaves.values())).device
 
-    def _stepping(self) -> list[str]:
-        """Names of the parameters that the next step concerns."""
-        return [n for n in self.leaves if self._has_gradient(n) or n in self._unused]
-
     def _has_gradient(self, name: str) -> bool:
-        is_color = name in (_BASE, _BANDS)
+        is_color = name in (BASE, BANDS)
         return self.leaves[name].grad is not None or (is_color and bool(self.color_gradients))
 
     def _gradient_to_step(self, name: str) -> Tensor | None:
@@ -331,12 +317,16 @@ class GroupedAdam:
             parameter.grad = None
         self.color_gradients.clear()
         self._unused.clear()
-        self._is_made = False
+        self.is_made = False
 
-    def drop_gradient(self, name: str) -> None:
-        """Exclude one parameter from the next step."""
-        self.leaves[name].grad = None
-        self._unused.discard(name)
+    def drop_gradients(self, names: Collection[str]) -> None:
+        """Exclude parameters from the next step; colours only together with all others."""
+        if self.leaves.keys() <= set(names):
+            self.zero_grad()
+            return
+        for name in names:
+            self.leaves[name].grad = None
+            self._unused.discard(name)
 
     def put_gradients(self, gradients: Gradients) -> None:
         """Set gradients that were taken, in place of those that there are."""
@@ -375,9 +365,9 @@ class GroupedAdam:
         """Return tensors that are finite only if all gradients are, by parameter name."""
         tensors = self.gradients()
         for gradient in self.color_gradients:
-            earlier = tensors.get(_BASE)
+            earlier = tensors.get(BASE)
             # A sum is finite only if its terms are.
-            tensors[_BASE] = (
+            tensors[BASE] = (
                 gradient.colors if earlier is None else gradient.colors + earlier.view(-1, 3)
             )
         return tensors
@@ -479,13 +469,3 @@ class GroupedAdam:
             self._late = None
         self.leaves[name] = values.requires_grad_(True)
         self._unused.discard(name)
-
-
-def _with_copies(gradients: Gradients) -> Gradients:
-    """The same gradients, with copies of those to which factors are added in place."""
-    if not gradients.of_colors:
-        return gradients
-    dense = dict(gradients.dense)
-    for name in dense.keys() & {_BASE, _BANDS}:
-        dense[name] = dense[name].clone()
-    return gradients._replace(dense=dense)

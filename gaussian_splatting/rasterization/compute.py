@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from gaussian_splatting.core.cuda_graph import CudaRecorder, Recorder
 from gaussian_splatting.rasterization import WARP, Rasterizer
 from gaussian_splatting.rasterization.backends import RASTERIZERS, choose_rasterizer
 from sugar_utils.device import DEVICE_KINDS, choose_device, cuda_facts, make_current
@@ -30,13 +29,8 @@ class Compute:
     device_reason: str = field(default="", compare=False)
     rasterizer_reason: str = field(default="", compare=False)
     group: ProcessGroup = field(default=ALONE, compare=False)
-    # Whether passes over views may be recorded as CUDA graphs.
+    # Whether passes over views may be recorded as CUDA graphs; nothing is on a CPU.
     cuda_graph: bool = field(default=True, compare=False)
-
-    @property
-    def recorder(self) -> Recorder | None:
-        """A recorder of CUDA graphs; None on the CPU, or where none are wanted."""
-        return CudaRecorder(self.device) if self.cuda_graph and self.device.type == "cuda" else None
 
     @property
     def notes(self) -> tuple[str, ...]:

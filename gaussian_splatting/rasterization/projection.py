@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -29,9 +30,18 @@ SPARE = 4096
 """Room beyond the count of the last visit: a factor, and a constant for views with few
 intersections."""
 
+STEPS_PER_DOUBLING = 4
+"""Sizes of lists between a size and its double, where one list is to serve many views."""
+
 MAX_PREDICTION = 2**30  # the count may double and its index still fits in 32 bits
 
 _launch = functools.partial(launch, min_items=MIN_ITEMS)
+
+
+def rounded_up(capacity: int) -> int:
+    """Round the length of lists up to one of few sizes."""
+    step = math.ceil(STEPS_PER_DOUBLING * math.log2(max(1, capacity)))
+    return math.ceil(2 ** (step / STEPS_PER_DOUBLING))
 
 
 class PredictionMissed(Exception):

@@ -45,7 +45,7 @@ class CpuRecording:
 
 
 class CpuRecorder:
-    """Records as a GPU would, see ``gaussian_splatting.core.cuda_graph``."""
+    """Records as a GPU would, see ``gaussian_splatting.engine.recording.cuda_graph``."""
 
     def __init__(self) -> None:
         self.recordings: list[CpuRecording] = []
