@@ -92,7 +92,8 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
             cloud, config.rates, region.extent, config.optimizer, config.random_seed
         )
         most_samples = config.samples_for(len(self.model))
-        self.memory_plan = MemoryPlan(config.split, min(config.sample_chunk, most_samples))
+        chunk = min(config.sample_chunk, most_samples)
+        self.memory_plan = MemoryPlan(config.split, chunk, config.records)
         self._config = config
         self._hull = region.hull
         self._notify = notify

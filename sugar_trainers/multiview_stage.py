@@ -97,7 +97,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
             cloud, rates, region.extent, config.optimizer, config.random_seed
         )
         self.terms = multiview_terms(config, region.extent)
-        self.memory_plan = MemoryPlan(config.split)
+        self.memory_plan = MemoryPlan(config.split, records=config.records)
         self._config = config
         self._cameras = list(cameras)
         self._comparer = comparer

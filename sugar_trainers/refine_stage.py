@@ -73,7 +73,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
             config.random_seed,
             extent,
         )
-        self.memory_plan = MemoryPlan(config.split)
+        self.memory_plan = MemoryPlan(config.split, records=config.records)
         self._config = config
         self._export = export
         self._rasterizer = rasterizer

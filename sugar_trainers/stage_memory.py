@@ -124,7 +124,7 @@ def with_memory_plan(
     else:
         on_host = chosen.host_bytes > 0
     optimizer = replace(config.optimizer, bands_on_host=on_host)
-    return replace(config, split=plan.split, optimizer=optimizer, **samples)
+    return replace(config, split=plan.split, records=plan.records, optimizer=optimizer, **samples)
 
 
 def predict_coarse(
@@ -158,7 +158,8 @@ def predict_coarse(
 
     def choose(on_host: bool) -> MemoryChoice:
         optimizer = replace(config.optimizer, bands_on_host=on_host)
-        return memory_plan.choose(loads, optimizer, first, options, budget, images)
+        records = device.type == "cuda"
+        return memory_plan.choose(loads, optimizer, first, options, budget, images, records=records)
 
     *others, last = options.places_of_bands(device)
     for on_host in others:

@@ -19,6 +19,14 @@ class StepRunner(Protocol):
         """Do what :meth:`Stage.accumulate` does."""
         ...
 
+    def release(self, *, ran_out: bool) -> bool:
+        """Free memory that only saves time; whether there was any.
+
+        Args:
+            ran_out: Whether memory ran out, so that less is to be taken from now on.
+        """
+        ...
+
 
 class PlainRunner:
     """Lets the stage do it, operation by operation."""
@@ -26,6 +34,10 @@ class PlainRunner:
     def run(self, stage: Stage, view: TrainingView, resources: StepResources) -> ViewResult:
         """Call :meth:`Stage.accumulate`."""
         return stage.accumulate(view, resources)
+
+    def release(self, *, ran_out: bool) -> bool:
+        """Return False: it holds none."""
+        return False
 
 
 NewStepRunner = Callable[[Notify], StepRunner]

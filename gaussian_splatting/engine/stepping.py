@@ -268,7 +268,8 @@ class Stepper:
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-                plan = cheaper(self._resources.memory)
+                is_freed = self._runner.release(ran_out=True)
+                plan = self._resources.memory if is_freed else cheaper(self._resources.memory)
                 if plan is None:
                     raise UserError(
                         f"out of memory in iteration {view.iteration} with every plan tried; the "
@@ -285,6 +286,10 @@ class Stepper:
             )
 
     def _begin(self, iteration: int) -> None:
+        changes_population = self._stage.rules(iteration).changes_population
+        # The model needs twice its memory for a while.
+        if changes_population and self._runner.release(ran_out=False):
+            release_cached(self._stage.model.device)
         try:
             self._stage.begin(iteration)
         except UserError:

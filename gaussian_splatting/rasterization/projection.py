@@ -74,6 +74,11 @@ class _Visit(NamedTuple):
     n_intersections: int
     n_gaussians: int
 
+    def capacity(self, n_gaussians: int) -> int:
+        """Return the length of tile lists that is enough with so many Gaussians."""
+        growth = max(1.0, n_gaussians / max(1, self.n_gaussians))
+        return int(MARGIN * (self.n_intersections * growth)) + SPARE
+
 
 class IntersectionPrediction:
     """Predicts a view's number of (tile, Gaussian) intersections from its last visit.
@@ -94,11 +99,19 @@ class IntersectionPrediction:
         visit = self._last_visits.get(_ViewSize.of(camera))
         if visit is None:
             return None
-        growth = max(1.0, n_gaussians / max(1, visit.n_gaussians))
-        capacity = int(MARGIN * (visit.n_intersections * growth)) + SPARE
+        capacity = visit.capacity(n_gaussians)
         if capacity > MAX_PREDICTION:
             return None
         return PredictedCount(self, camera, n_gaussians, capacity)
+
+    def largest(self, camera: Camera, n_gaussians: int) -> int:
+        """Return the largest capacity of all visited views of the size of one; 0 without any."""
+        size = (camera.width, camera.height)
+        capacities = []
+        for view, visit in self._last_visits.items():
+            if (view.width, view.height) == size:
+                capacities.append(visit.capacity(n_gaussians))
+        return min(max(capacities, default=0), MAX_PREDICTION)
 
     def record(self, camera: Camera, n_gaussians: int, count: int) -> None:
         """Record the exact number of intersections of a view."""

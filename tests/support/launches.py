@@ -255,7 +255,7 @@ def _camera() -> Camera:
 
 def count(phase: str, recorder: Recorder | None = None) -> Counts:
     """One iteration of a phase, after those that make, or record, what is kept."""
-    n_before = 1 if recorder is None else 4
+    n_before = 1 if recorder is None else 5
     new_runner = plain_runner if recorder is None else functools.partial(RecordedRunner, recorder)
     with pretend_gpu(), gpu_paths():
         (stage, iteration), camera = PHASES[phase](), _camera()

@@ -21,6 +21,8 @@ from gaussian_splatting.optim.recorded_step import RecordedStep
 from gaussian_splatting.rasterization.projection import IntersectionPrediction, PredictedCount
 from gaussian_splatting.rasterization.projection_kernels import camera_record
 
+MAX_TERMS = 64  # of the loss of a view
+
 
 class FixedCapacity(IntersectionPrediction):
     """Predicts the same number for every view: the capacity of a recording."""
@@ -60,12 +62,19 @@ class RecordedPass:
         # Zero while launches are recorded: a recorder may carry them out.
         self._is_enabled = torch.zeros(1, dtype=torch.int32, device=device)
         self._step = RecordedStep(self._optimizer) if with_step else None
+        # Outside of the recording: the loop holds the values of the terms, and would hold memory
+        # of the recording with them when it is dropped.
+        self._values = torch.zeros(MAX_TERMS, device=device)
         self._recording, self._result = recorder.record(lambda: self._recorded_work(resources))
         self._gradients = self._optimizer.take_gradients()
         self._is_enabled.fill_(1)
 
     def _recorded_work(self, resources: StepResources) -> ViewResult:
         result = self._stage.train_on(self._view, resources)
+        values = self._values[: len(result.terms)]
+        values.copy_(torch.stack([value.reshape(()) for value in result.terms.values()]))
+        terms = dict(zip(result.terms, values.unbind(), strict=True))
+        result = replace(result, terms=terms)
         if self._step is None:
             return result
         numbers = numbers_to_check(self._stage, result)

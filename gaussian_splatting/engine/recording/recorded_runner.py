@@ -10,20 +10,21 @@ The step belongs to the recording where it follows from one view alone. The GPU 
 numbers of the view by itself, and leaves all values as they are where these are bad; the host reads
 them afterwards. Where components or other processes act before the step, the host makes it.
 
-A recording holds as long as the number of Gaussians, the size of the images, the terms of the loss
-and the capacity for what a view may need do. The first one of a run is compared with the same pass
-made launch by launch.
+A recording holds as long as the parameters, the size of the images, the terms of the loss and the
+capacity for what a view may need do. The first one of each kind is compared with the same pass made
+launch by launch.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
+from gaussian_splatting.core.device_checks import obstacle
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.recording.cuda_graph import CudaRecorder, Recorder
+from gaussian_splatting.engine.recording.failures import reason_of
 from gaussian_splatting.engine.recording.recorded_pass import (
     FixedCapacity,
     RecordedPass,
@@ -33,27 +34,18 @@ from gaussian_splatting.engine.recording.recorded_pass import (
     facts_of,
     inputs_of,
 )
+from gaussian_splatting.engine.recording.recordings import PassKey, Recordings
 from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.step_runner import NewStepRunner, StepRunner, plain_runner
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.optim.recorded_step import step_facts
 from gaussian_splatting.rasterization import WarpRasterizer
 from gaussian_splatting.rasterization.compute import Compute
-from gaussian_splatting.rasterization.projection import IntersectionPrediction, rounded_up
+from gaussian_splatting.rasterization.projection import IntersectionPrediction
 from sugar_utils.errors import Notify
-from sugar_utils.memory import out_of_memory
+from sugar_utils.memory import out_of_memory, release_cached
 
-MAX_RECORDINGS = 8
-
-
-@dataclass(frozen=True)
-class _Key:
-    """The facts that a recording depends on, besides where the parameters lie."""
-
-    kind: Hashable  # see ``Stage.variant``, and facts of the view
-    resources: Hashable
-    capacity: int  # of the tile lists
-    step: Hashable | None  # see ``recorded_step.step_facts``; None where the host makes the step
+CHECK = "gaussian_splatting.engine.recording.recorder_check"
 
 
 @dataclass(frozen=True)
@@ -81,11 +73,8 @@ class RecordedRunner:
         self._recorder = recorder
         self._warn = warn
         self._is_on = True
-        self._was_compared = False
-        self._parameters: Hashable = None
-        self._passes: OrderedDict[_Key, RecordedPass] = OrderedDict()
-        # Kinds that were made launch by launch: their kernels and constants are on the device.
-        self._ready: set[Hashable] = set()
+        self._recordings = Recordings()
+        self._compared: set[Hashable] = set()  # kinds of which a recording gave the same bits
 
     def run(self, stage: Stage, view: TrainingView, resources: StepResources) -> ViewResult:
         """Do what :meth:`Stage.accumulate` does."""
@@ -94,30 +83,44 @@ class RecordedRunner:
         predictor = resources.intersections
         if kind is None or predictor is None:
             return stage.train_on(view, resources)
-        inputs = list(inputs_of(view))
-        capacity = _capacity(cameras_in(inputs), len(stage.model), predictor)
-        if capacity is None:
-            return stage.train_on(view, resources)
-        kind = (kind, view.exposure is None, view.exposed_pixels is None, facts_of(inputs))
-        if kind not in self._ready:
-            self._ready.add(kind)
-            return stage.train_on(view, resources)
-        self._drop_outdated(stage)
-        step = None
-        if resources.is_only_view and _step_follows(stage, view):
-            step = step_facts(stage.model.optimizer)
-        key = _Key(kind, resources.memory, rounded_up(capacity), step)
-        recorded = self._passes.get(key)
-        if recorded is not None:
-            self._passes.move_to_end(key)
-            return recorded.repeat(view, predictor)
         request = _Request(stage, view, resources, predictor)
-        return self._first_of(key, request)
+        inputs = list(inputs_of(view))
+        cameras = cameras_in(inputs)
+        n_gaussians = len(stage.model)
+        needed = _capacity(cameras, n_gaussians, predictor)
+        if needed is None:
+            return request.launched()
+        kind = (kind, view.exposure is None, view.exposed_pixels is None, facts_of(inputs))
+        leaves = stage.model.optimizer.leaves.values()
+        self._recordings.follow(tuple((leaf.data_ptr(), leaf.shape) for leaf in leaves))
+        capacity = self._recordings.capacity(
+            kind, needed, lambda: max(predictor.largest(c, n_gaussians) for c in cameras)
+        )
+        step = None
+        if resources.is_only_view and not view.gradients_are_read:
+            step = step_facts(stage.model.optimizer)
+        key = PassKey(kind, resources.memory, step)
+        recorded = self._recordings.find(key)
+        if recorded is not None:
+            return recorded.repeat(view, predictor)
+        # The first time launch by launch: then its kernels and constants are on the device.
+        if not self._recordings.is_due(key):
+            return request.launched()
+        return self._first_of(key, request, capacity)
+
+    def release(self, *, ran_out: bool) -> bool:
+        """Drop all recordings; whether there were any."""
+        has_any = len(self._recordings) > 0
+        if has_any and ran_out:
+            self._hold_fewer()
+        self._recordings.clear()
+        return has_any
 
     def _may_record(self, stage: Stage, view: TrainingView, resources: StepResources) -> bool:
         """Whether our rasterizer and the table of terms alone act on a view, without the host."""
         return (
             self._is_on
+            and resources.memory.records
             # Gradients of a recorded pass are lost when the next one is repeated.
             and resources.n_views_here == 1
             # With strips, the host reads where the tile lists of each begin.
@@ -126,51 +129,59 @@ class RecordedRunner:
             # The launches of a view would depend on which steps wait.
             and not stage.model.optimizer.has_late_steps
             and not view.added
+            # The host drops gradients before such a step: once, so it is not worth a recording.
+            and not stage.rules(view.iteration).frozen
         )
 
-    def _drop_outdated(self, stage: Stage) -> None:
-        """Drop the recordings of parameters that are gone."""
-        leaves = stage.model.optimizer.leaves.values()
-        parameters = tuple((tensor.data_ptr(), tensor.shape) for tensor in leaves)
-        if parameters != self._parameters:
-            self._passes.clear()
-            self._parameters = parameters
-
-    def _first_of(self, key: _Key, request: _Request) -> ViewResult:
+    def _first_of(self, key: PassKey, request: _Request, capacity: int) -> ViewResult:
         """Record a pass and carry it out; make it launch by launch where that fails."""
-        if not self._was_compared:
-            return self._compared(key, request)
-        recorded = self._record(key, request)
+        misses = self._recordings.misses
+        if misses is not None:
+            self._switch_off(f"{misses} of the last passes had to be recorded anew")
+            return request.launched()
+        if key.kind not in self._compared:
+            self._compared.add(key.kind)
+            return self._compare(key, request, capacity)
+        recorded = self._record(key, request, capacity)
         if recorded is None:
             return request.launched()
         return recorded.repeat(request.view, request.predictor)
 
-    def _record(self, key: _Key, request: _Request) -> RecordedPass | None:
+    def _record(self, key: PassKey, request: _Request, capacity: int) -> RecordedPass | None:
         """Record a pass; None where that fails, which is not tried again."""
-        resources = replace(request.resources, intersections=FixedCapacity(key.capacity))
+        self._recordings.make_room(key)
+        resources = replace(request.resources, intersections=FixedCapacity(capacity))
         with_step = key.step is not None
+        optimizer = request.stage.model.optimizer
         try:
             recorded = RecordedPass(
                 request.stage, self._recorder, request.view, resources, with_step=with_step
             )
         except RuntimeError as error:
-            request.stage.model.optimizer.zero_grad()
-            if out_of_memory(error):
-                raise
-            self._switch_off(str(error).splitlines()[0][:200])
-            return None
-        self._passes[key] = recorded
-        if len(self._passes) > MAX_RECORDINGS:
-            self._passes.popitem(last=False)
-        return recorded
+            is_full = out_of_memory(error)
+            if not is_full:
+                self._switch_off(reason_of(error))
+        else:
+            self._recordings.put(key, recorded)
+            return recorded
+        # Outside the handler: its traceback holds all that was recorded.
+        optimizer.zero_grad()
+        if is_full:
+            self._hold_fewer()
+            release_cached(request.stage.model.device)
+        return None
 
-    def _compared(self, key: _Key, request: _Request) -> ViewResult:
+    def _hold_fewer(self) -> None:
+        """Drop all recordings for want of memory."""
+        if not self._recordings.lower_limit():
+            self._switch_off("there is no memory to hold one")
+
+    def _compare(self, key: PassKey, request: _Request, capacity: int) -> ViewResult:
         """Make a pass launch by launch, and compare its gradients with those of a recorded one."""
         optimizer = request.stage.model.optimizer
-        self._was_compared = True
         result = request.launched()
         gradients = optimizer.take_gradients()
-        recorded = self._record(key, request)
+        recorded = self._record(key, request, capacity)
         if recorded is not None:
             repeated = recorded.gradients(copied(request.view), request.predictor)
             if not are_equal(gradients, repeated):
@@ -180,8 +191,13 @@ class RecordedRunner:
 
     def _switch_off(self, reason: str) -> None:
         self._is_on = False
-        self._passes.clear()
-        self._warn(f"every launch is made by the host, without CUDA graphs: {reason}")
+        self._recordings.clear()
+        self._warn(without_graphs(reason))
+
+
+def without_graphs(reason: str) -> str:
+    """Return the warning that nothing is recorded."""
+    return f"every launch is made by the host, without CUDA graphs: {reason}"
 
 
 def _capacity(
@@ -197,17 +213,19 @@ def _capacity(
     return max(capacities)
 
 
-def _step_follows(stage: Stage, view: TrainingView) -> bool:
-    """Whether no component acts between a view and the optimiser's step."""
-    return not view.gradients_are_read and not stage.rules(view.iteration).frozen
-
-
 def step_runner(compute: Compute) -> NewStepRunner:
-    """Return what makes the step runner of a run: a recorded one on a GPU, unless it is off."""
+    """Return what makes the step runner of a run.
+
+    It is a recorded one on a GPU where its check passes, unless recording is off.
+    """
     if not compute.cuda_graph or compute.device.type != "cuda":
         return plain_runner
 
     def recorded_runner(warn: Notify) -> StepRunner:
+        reason = obstacle(CHECK, compute.device)
+        if reason is not None:
+            warn(without_graphs(reason))
+            return plain_runner(warn)
         return RecordedRunner(CudaRecorder(compute.device), warn)
 
     return recorded_runner
