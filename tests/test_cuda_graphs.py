@@ -6,17 +6,23 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.core import device_checks
-from gaussian_splatting.engine.recording import cuda_graph, recorder_check
+from gaussian_splatting.core import color_gradients, device_checks
+from gaussian_splatting.engine.checks import host_bands_check, recorder_check
+from gaussian_splatting.engine.checks.small_training import CheckFailed
+from gaussian_splatting.engine.recording import cuda_graph
 from gaussian_splatting.engine.recording.cuda_graph import CudaRecorder
 from gaussian_splatting.engine.recording.failures import reason_of
 from gaussian_splatting.engine.recording.recorded_runner import CHECK, RecordedRunner, step_runner
 from gaussian_splatting.engine.recording.recordings import MAX_MISSES, PassKey, Recordings
 from gaussian_splatting.engine.step_runner import PlainRunner
+from gaussian_splatting.optim import host_memory
+from gaussian_splatting.optim.late_bands import LateBands
 from gaussian_splatting.rasterization.compute import Compute
 from gaussian_splatting.rasterization.projection import IntersectionPrediction
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -30,6 +36,7 @@ from tests.support.recorded_training import CASE, STAGES, assert_same_bits, stat
 from tests.support.step_scenes import make_scene
 
 CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 KINDS = {"vanilla": VanillaStage, "coarse": CoarseStage, "multiview": MultiviewStage}
 
 
@@ -325,7 +332,7 @@ def test_the_check_passes_where_recording_works(pools):
 
 def test_the_check_finds_a_recorder_that_gives_other_numbers(pools, monkeypatch):
     monkeypatch.setattr(cuda_graph.CudaRecording, "replay", lambda recording: None)
-    with gpu_paths(), pytest.raises(recorder_check.CheckFailed, match="differ between recorded"):
+    with gpu_paths(), pytest.raises(CheckFailed, match="differ from those"):
         recorder_check.check(CPU)
 
 
@@ -368,31 +375,65 @@ class Card:
 def test_a_check_is_made_once_for_each_driver(tmp_path, monkeypatch):
     card = Card(monkeypatch, tmp_path)
     for _ in range(3):
-        assert device_checks.obstacle(CHECK, CPU) is None
+        assert device_checks.obstacle(CHECK, GPU) is None
     assert card.runs == [CHECK]
     card.driver = "601.0"
-    assert device_checks.obstacle(CHECK, CPU) is None
+    assert device_checks.obstacle(CHECK, GPU) is None
     assert len(card.runs) == 2
 
 
 def test_a_check_that_fails_is_made_again(tmp_path, monkeypatch):
     card = Card(monkeypatch, tmp_path)
     card.error = UserError("recorder_check failed: means differ")
-    assert "means differ" in device_checks.obstacle(CHECK, CPU)
+    assert "means differ" in device_checks.obstacle(CHECK, GPU)
     card.error = None
-    assert device_checks.obstacle(CHECK, CPU) is None
+    assert device_checks.obstacle(CHECK, GPU) is None
 
 
 def test_a_run_whose_check_fails_makes_every_launch(tmp_path, monkeypatch):
     card = Card(monkeypatch, tmp_path)
     card.error = UserError("recorder_check failed: means differ")
-    compute = Compute(torch.device("cuda", 0))
+    compute = Compute(GPU)
     warnings = []
     runner = step_runner(compute)(warnings.append)
     assert isinstance(runner, PlainRunner)
     (line,) = warnings
     assert "without CUDA graphs" in line
     assert "means differ" in line
+
+
+def test_the_check_of_bands_on_the_host_passes_where_they_give_the_same_bits(monkeypatch):
+    monkeypatch.setattr(color_gradients, "MIN_FACTORED", color_gradients.MIN_FACTORED)
+    with gpu_paths():
+        host_bands_check.check(CPU)
+
+
+def test_the_check_of_bands_on_the_host_finds_steps_that_are_not_made(monkeypatch):
+    monkeypatch.setattr(color_gradients, "MIN_FACTORED", color_gradients.MIN_FACTORED)
+    monkeypatch.setattr(LateBands, "step", lambda bands, state, gradient: None)
+    with gpu_paths(), pytest.raises(CheckFailed, match="differ from those"):
+        host_bands_check.check(CPU)
+
+
+def test_memory_on_the_host_may_exceed_what_one_dimension_counts(monkeypatch):
+    class Array:
+        ptr = 4096
+
+        def numpy(self):
+            return np.full((1, 1), host_memory._PROBE)
+
+    shapes = []
+
+    def empty(shape, **how):
+        shapes.append(shape)
+        return Array()
+
+    mapped = SimpleNamespace(view=lambda *shape: mapped)
+    monkeypatch.setattr(host_memory.wp, "empty", empty)
+    monkeypatch.setattr(host_memory.torch, "as_tensor", lambda *_, **how: mapped)
+    monkeypatch.setattr(host_memory, "_check_reach", lambda *_: None)
+    assert host_memory.host_empty((12_000_000, 15, 3), torch.float32, GPU) is mapped
+    assert shapes == [(12_000_000, 180)]
 
 
 def test_the_check_is_a_program(tmp_path):

@@ -97,8 +97,8 @@ class BackendFlags(DeviceFlags):
     cuda_graph: str = flag(
         "auto",
         "record a pass over a view on a GPU once and repeat it in one piece, so that the GPU does "
-        "not wait for the host. auto: with the built-in rasterizer, where it gives the same bits; "
-        "off: make every launch anew",
+        "not wait for the host. auto: with the built-in rasterizer, where a check in a process of "
+        "its own has passed and it gives the same bits; off: make every launch anew",
         group="backends",
         choices=CUDA_GRAPH_CHOICES,
         no_effect_when="on the CPU",

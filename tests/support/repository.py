@@ -26,6 +26,7 @@ FOLDERS = (
     "gaussian_splatting/optim",
     "gaussian_splatting/engine",
     "gaussian_splatting/engine/recording",
+    "gaussian_splatting/engine/checks",
     "gaussian_splatting/engine/reporting",
     "gaussian_splatting/components",
     "gaussian_splatting/vanilla",

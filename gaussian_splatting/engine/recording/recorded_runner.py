@@ -45,7 +45,7 @@ from gaussian_splatting.rasterization.projection import IntersectionPrediction
 from sugar_utils.errors import Notify
 from sugar_utils.memory import out_of_memory, release_cached
 
-CHECK = "gaussian_splatting.engine.recording.recorder_check"
+CHECK = "gaussian_splatting.engine.checks.recorder_check"
 
 
 @dataclass(frozen=True)
