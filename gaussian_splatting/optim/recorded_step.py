@@ -8,7 +8,8 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from gaussian_splatting.optim.adam import BANDS, BASE, Gradients, GroupedAdam
+from gaussian_splatting.optim.adam import BASE, Gradients, GroupedAdam
+from gaussian_splatting.optim.adam_state import BANDS
 
 
 class RecordedStep:
