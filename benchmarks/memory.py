@@ -183,7 +183,7 @@ def step(stage: CoarseStage | RefineStage, setting: Setting, camera: Camera, tar
         return
     stage.begin(setting.iteration)
     if setting.phase != "neighbors":
-        resources = StepResources(stage.memory_plan, factored_colors=True)
+        resources = StepResources(stage.memory_plan, is_only_view=True)
         view = TrainingView(camera, target, setting.iteration)
         stage.commit(stage.accumulate(view, resources))
 

@@ -17,7 +17,7 @@ from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.depth_supervision import SOLID_ALPHA
 from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.component import Component, ViewResult
+from gaussian_splatting.engine.component import Component, IterationRules, ViewResult
 from gaussian_splatting.engine.gradients import cut
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.loss_terms import LossTerm, Place, acting, backpropagate, report
@@ -92,7 +92,8 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
             cloud, config.rates, region.extent, config.optimizer, config.random_seed
         )
         most_samples = config.samples_for(len(self.model))
-        self.memory_plan = MemoryPlan(config.split, min(config.sample_chunk, most_samples))
+        chunk = min(config.sample_chunk, most_samples)
+        self.memory_plan = MemoryPlan(config.split, chunk, config.records)
         self._config = config
         self._hull = region.hull
         self._notify = notify
@@ -111,9 +112,14 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         """Set the learning rate, make the one prune, and search neighbours where they are due."""
         schedule = self._config.schedule
         self.model.schedule_position_rate(iteration / schedule.schedule_scale)
-        if iteration - 1 == schedule.prune:
+        if self._is_prune_due(iteration):
             self._prune(iteration)
         super().begin(iteration)
+
+    def rules(self, iteration: int) -> IterationRules:
+        """The one prune removes Gaussians."""
+        rules = super().rules(iteration)
+        return replace(rules, changes_population=True) if self._is_prune_due(iteration) else rules
 
     def prepare(self, view: TrainingView) -> TrainingView:
         """Complete a view, put it on its background, and choose the seed of its samples."""
@@ -126,18 +132,12 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
             half = camera.resized(max(1, camera.width // 2), max(1, camera.height // 2))
         return replace(view, surface=CoarseView(self._draws.seed(view), half))
 
-    def recorded_as(self, view: TrainingView) -> Hashable | None:
-        """Return the terms, and the room for samples; None where the host has to count them."""
-        if not self._is_plain(view.iteration):
-            return None
-        active = acting(self.terms, view.iteration)
-        room = None
-        if active["samples"]:
-            guess = self._draws.room(view.camera, len(self.model))
-            if guess is None:
-                return None
-            room = guess.capacity
-        return tuple(term.name for terms in active.values() for term in terms), room
+    def variant(self, view: TrainingView) -> Hashable | None:
+        """Add the capacity for samples; None where the host has to count them."""
+        if not self._samples_are_drawn(view.iteration):
+            return super().variant(view)
+        guess = self._draws.room(view.camera, len(self.model))
+        return None if guess is None else (super().variant(view), guess.capacity)
 
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate every active term; see :mod:`gaussian_splatting.engine.strips`.
@@ -145,7 +145,7 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         What needs the image comes last: nothing as large as it is alive beside the other terms.
         """
         activated = self.model.trained_cloud.activate(graph=False)
-        gaussians = self.leaving_factors(activated, resources)
+        gaussians = self.collecting(activated, view, resources)
         leaves = gaussians.as_leaves()
         view, features = self.with_features(view, leaves)
         terms = self.all_terms(view)
@@ -184,6 +184,9 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
             return figures
         cosine = (output.normal * from_depth).sum(dim=-1).abs()
         return {**figures, "normal_agreement": float(cosine[counted].mean())}
+
+    def _is_prune_due(self, iteration: int) -> bool:
+        return iteration - 1 == self._config.schedule.prune
 
     def _samples_are_drawn(self, iteration: int) -> bool:
         return bool(acting(self.terms, iteration)["samples"])

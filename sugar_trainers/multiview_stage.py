@@ -7,7 +7,7 @@ fewer than two views see is dropped, because nothing can be said about where it 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from gaussian_splatting.components.densification import Densification, Region
 from gaussian_splatting.components.sky_sphere import SkySphere
 from gaussian_splatting.core.cloud import NO_CUTOFF, GaussianCloud, Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.component import Component, ViewResult
+from gaussian_splatting.engine.component import Component, IterationRules, ViewResult
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.loss_terms import acting, backpropagate, report
 from gaussian_splatting.engine.memory_plan import MemoryPlan
@@ -97,7 +97,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
             cloud, rates, region.extent, config.optimizer, config.random_seed
         )
         self.terms = multiview_terms(config, region.extent)
-        self.memory_plan = MemoryPlan(config.split)
+        self.memory_plan = MemoryPlan(config.split, records=config.records)
         self._config = config
         self._cameras = list(cameras)
         self._comparer = comparer
@@ -125,21 +125,21 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
         if schedule.trim_due(iteration):
             self._trim(iteration)
 
+    def rules(self, iteration: int) -> IterationRules:
+        """Trims remove Gaussians, too."""
+        rules = super().rules(iteration)
+        is_trimmed = self._config.schedule.trim_due(iteration)
+        return replace(rules, changes_population=True) if is_trimmed else rules
+
     def prepare(self, view: TrainingView) -> TrainingView:
         """Complete a view, choose its neighbour, and put it on its background."""
         view = super().prepare(view)
         return self.composited(replace(view, surface=self._comparer.inputs(view)))
 
-    def recorded_as(self, view: TrainingView) -> Hashable | None:
-        """Return the names of the terms that act."""
-        if not self._is_plain(view.iteration):
-            return None
-        return tuple(term.name for term in self.terms if term.active(view.iteration))
-
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate all terms; those of the image come last."""
         activated = self.model.trained_cloud.activate(graph=False)
-        gaussians = self.leaving_factors(activated, resources)
+        gaussians = self.collecting(activated, view, resources)
         leaves = gaussians.as_leaves()
         surface = self._comparer.surface_view(leaves, view.surface, resources)
         view = replace(view, surface=surface)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -73,7 +73,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
             config.random_seed,
             extent,
         )
-        self.memory_plan = MemoryPlan(config.split)
+        self.memory_plan = MemoryPlan(config.split, records=config.records)
         self._config = config
         self._export = export
         self._rasterizer = rasterizer
@@ -112,19 +112,16 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
             view = self._compared(view, self._comparer)
         return self.composited(view)
 
-    def recorded_as(self, view: TrainingView) -> Hashable | None:
-        """Return the degree of the colours, and the names of the terms that act."""
-        if not self._is_plain(view.iteration):
-            return None
-        names = tuple(term.name for term in self.terms if term.active(view.iteration))
-        return self._config.sh_degree(view.iteration), names
+    def sh_degree(self, iteration: int) -> int:
+        """Degree of the spherical harmonics, which grows with the iterations."""
+        return self._config.sh_degree(iteration)
 
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate terms of the image, then those of the mesh."""
         activated = self.model.trained_cloud.activate_all(self._placement)
-        gaussians = self.leaving_factors(activated, resources)
+        gaussians = self.collecting(activated, view, resources)
         view, features = self.with_features(view, gaussians)
-        degree = self._config.sh_degree(view.iteration)
+        degree = self.sh_degree(view.iteration)
         # Without a name of its own: it is freed before the gradients of the model are made.
         view_pass = self.view_pass(
             project(gaussians, view.camera, sh_degree=degree, features=features, graph=False),
@@ -146,7 +143,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
 
     def rendered_degree(self) -> int:
         """The degree that the last iteration trained."""
-        return self._config.sh_degree(max(1, self._iteration))
+        return self.sh_degree(max(1, self._iteration))
 
     def export(self, iteration: int) -> None:
         """Write the model."""

@@ -16,9 +16,14 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.gradients import backpropagate_weighted
 from gaussian_splatting.engine.loss_terms import LossTerm
-from gaussian_splatting.engine.recorded_passes import STEPS_PER_DOUBLING, rounded_up
 from gaussian_splatting.engine.training_views import TrainingView
-from gaussian_splatting.rasterization.projection import MARGIN, SPARE, PredictedCount
+from gaussian_splatting.rasterization.projection import (
+    MARGIN,
+    SPARE,
+    STEPS_PER_DOUBLING,
+    PredictedCount,
+    rounded_up,
+)
 from gaussian_splatting.rasterization.projection_kernels import (
     CENTER_IN_RECORD,
     LENS_IN_RECORD,

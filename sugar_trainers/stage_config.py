@@ -100,6 +100,7 @@ class SugarConfig:
     exposure: LaterExposure = NO_LATER_EXPOSURE
     optimizer: OptimizerConfig = DEFAULT_OPTIMIZER
     split: ImageSplit = WHOLE_IMAGE
+    records: bool = True  # whether there is memory for recorded passes
     random_seed: int = random_seed()
 
     @property

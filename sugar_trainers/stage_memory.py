@@ -12,6 +12,7 @@ import torch
 
 from gaussian_splatting.components import depth_supervision, normal_supervision
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.device_checks import obstacle
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine import memory_plan
 from gaussian_splatting.engine.memory_plan import MemoryChoice, MemoryOptions, MemoryPlan, StepLoad
@@ -29,6 +30,7 @@ from sugar_utils.memory import available_bytes, format_bytes
 StageSettings = CoarseConfig | MultiviewConfig | RefineConfig
 Settings = TypeVar("Settings", bound=CoarseConfig | MultiviewConfig | RefineConfig)
 
+_BANDS_CHECK = "gaussian_splatting.engine.checks.host_bands_check"
 _ACTIVATION_BYTES = 36  # per Gaussian: scales, opacities, unit quaternions and their lengths
 _BOUND_BYTES = 44  # per Gaussian on a mesh: centre, quaternion, scales, opacity
 _JOINED_BYTES = 236  # per Gaussian, with a background: all values of both in one tensor each
@@ -124,7 +126,7 @@ def with_memory_plan(
     else:
         on_host = chosen.host_bytes > 0
     optimizer = replace(config.optimizer, bands_on_host=on_host)
-    return replace(config, split=plan.split, optimizer=optimizer, **samples)
+    return replace(config, split=plan.split, records=plan.records, optimizer=optimizer, **samples)
 
 
 def predict_coarse(
@@ -158,15 +160,28 @@ def predict_coarse(
 
     def choose(on_host: bool) -> MemoryChoice:
         optimizer = replace(config.optimizer, bands_on_host=on_host)
-        return memory_plan.choose(loads, optimizer, first, options, budget, images)
+        records = device.type == "cuda"
+        return memory_plan.choose(loads, optimizer, first, options, budget, images, records=records)
 
     *others, last = options.places_of_bands(device)
     for on_host in others:
         with contextlib.suppress(UserError):
             return choose(on_host)
+    if others:
+        _check_bands(device)
     chosen = choose(last)
     _check_host(chosen.host_bytes)
     return chosen
+
+
+def _check_bands(device: torch.device) -> None:
+    """Raise ``UserError`` where a GPU is not known to reach colour bands on the host."""
+    reason = obstacle(_BANDS_CHECK, device)
+    if reason is not None:
+        raise UserError(
+            "the Gaussians do not fit on the GPU, and their colour bands cannot lie on the host "
+            f"({reason}): use --optimizer_state bf16, fewer Gaussians, or --blocks"
+        )
 
 
 def _check_host(n_bytes: int) -> None:

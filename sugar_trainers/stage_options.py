@@ -22,6 +22,7 @@ from gaussian_splatting.data.masks import hull_of
 from gaussian_splatting.engine.component import Component
 from gaussian_splatting.engine.loop import LoopConfig
 from gaussian_splatting.engine.memory_plan import MemoryOptions
+from gaussian_splatting.engine.recording.recorded_runner import step_runner
 from gaussian_splatting.engine.run_directory import RunDirectory
 from gaussian_splatting.engine.run_identity import scene_inputs
 from gaussian_splatting.engine.runner import Messages, RunOptions, StageRun, kernels_ahead
@@ -153,7 +154,15 @@ class TrainingOptions(CaptureOptions, ABC, Generic[Model]):
             )
             return options.build(model, config, context)
 
-        run = StageRun(options.title, scene, directory, options.loop, build, options.results)
+        run = StageRun(
+            options.title,
+            scene,
+            directory,
+            options.loop,
+            build,
+            options.results,
+            new_runner=step_runner(options.compute),
+        )
         return run, initial
 
     def _exposures(

@@ -26,6 +26,7 @@ INSTALL_DRIVER = "install the current driver from nvidia.com/drivers and restart
 # CUDA version that the pinned torch and Warp are built for, and its first driver.
 MIN_DRIVER_CUDA = (13, 0)
 MIN_DRIVER = "580"
+_VERSION_BYTES = 80  # of the text of a driver's version, as its library asks for
 
 # The newest Warp for such drivers: the fast tests pass with it, on a GPU it has not been run.
 KEEP_DRIVER = (
@@ -176,6 +177,19 @@ def driver_cuda_version() -> tuple[int, int] | None:
     if error != 0:
         return None
     return version.value // 1000, version.value % 1000 // 10
+
+
+def driver_version() -> str:
+    """Version of the NVIDIA driver as its makers write it; empty where it is not known."""
+    name = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+    text = ctypes.create_string_buffer(_VERSION_BYTES)
+    try:
+        library = ctypes.CDLL(name)
+        failed = library.nvmlInit_v2() != 0
+        failed = failed or library.nvmlSystemGetDriverVersion(text, _VERSION_BYTES) != 0
+    except (OSError, AttributeError):
+        return ""
+    return "" if failed else text.value.decode(errors="replace")
 
 
 def _driver_library() -> ctypes.CDLL | None:

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gaussian_splatting.engine.component import Component, Figure, ViewResult
+from gaussian_splatting.engine.component import Component, ComponentReport, Figure, ViewResult
 from gaussian_splatting.engine.loss_terms import LossTerm
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.state_schema import ANY, StateRule
-from gaussian_splatting.engine.training_views import ImageStrip, TrainingView
+from gaussian_splatting.engine.training_views import AddedLoss, ImageStrip, TrainingView
 from gaussian_splatting.vanilla import vanilla_run
 from tests.support.tiny_scene import TinyScene, assert_same_bits, events, load_pt
 from tests.test_resume import vanilla
@@ -42,10 +42,7 @@ class ViewBias(Component):
     def before_view(self, view: TrainingView) -> TrainingView:
         row = self._rows[view.camera.name]
         self._leaf = self.values[row].clone().requires_grad_()
-        return view
-
-    def terms(self, view: TrainingView) -> Sequence[LossTerm]:
-        return (LossTerm(BIAS, 0.1, "image", self._error),)
+        return view.with_loss(AddedLoss(BIAS, (LossTerm(BIAS, 0.1, "image", self._error),)))
 
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
         self._gradient[self._rows[result.view.camera.name]] += self._leaf.grad
@@ -57,11 +54,10 @@ class ViewBias(Component):
         self.values -= RATE * self._gradient
         self._gradient.zero_()
 
-    def figures(self) -> Sequence[Figure]:
-        return (Figure("Bias/largest bias", float(self.values.abs().max())),)
-
-    def summary(self) -> str:
-        return f"largest bias {float(self.values.abs().max()):.3f}"
+    def report(self) -> ComponentReport:
+        largest = float(self.values.abs().max())
+        figures = (Figure("Bias/largest bias", largest),)
+        return ComponentReport(figures, f"largest bias {largest:.3f}")
 
     def state(self) -> dict[str, Any]:
         return {BIAS: self.values.clone()}
@@ -79,13 +75,13 @@ class ViewBias(Component):
 def biases(monkeypatch, scene: TinyScene) -> list[ViewBias]:
     """Components that runs were built with."""
     made: list[ViewBias] = []
-    original = vanilla_run._VanillaRun._components
+    original = vanilla_run.components_of
 
-    def add(self) -> list[Component]:
+    def add(*inputs: Any) -> list[Component]:
         made.append(ViewBias([camera.name for camera in scene.cameras]))
-        return [*original(self), made[-1]]
+        return [*original(*inputs), made[-1]]
 
-    monkeypatch.setattr(vanilla_run._VanillaRun, "_components", add)
+    monkeypatch.setattr(vanilla_run, "components_of", add)
     return made
 
 

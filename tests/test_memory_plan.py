@@ -21,6 +21,7 @@ from gaussian_splatting.engine.memory_plan import (
     choose,
     predict,
     predicted_bytes,
+    recording_bytes,
 )
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
@@ -195,6 +196,25 @@ def test_photographs_in_other_memory_cost_nothing():
     assert choice.plan == FIRST
     assert choice.image_bytes == 0
     assert "photographs stay in the memory of the host" in choice.lines()[0]
+
+
+def test_recorded_passes_get_what_is_left_over_and_cost_no_strips():
+    load = loads_of(OptimizerConfig())["geometry"]
+    whole = predicted_bytes(load, FIRST)
+    more = recording_bytes(load, FIRST)
+
+    def choice_with(budget: int) -> MemoryChoice:
+        options = MemoryOptions()
+        return choose(loads_of, OptimizerConfig(), FIRST, options, budget, [], records=True)
+
+    enough = choice_with(whole + more)
+    assert enough.plan == FIRST
+    assert any("kept for recorded passes" in line for line in enough.lines())
+    short = choice_with(whole + more - 1)
+    assert short.plan == replace(FIRST, records=False)
+    assert any("there are no recorded passes" in line for line in short.lines())
+    # What a pass needs for a while lies there twice: recorded, and launch by launch.
+    assert 0.3 * whole < more < whole
 
 
 def test_strips_named_by_flags_stay():

@@ -190,9 +190,10 @@ def test_nothing_is_said_of_views_without_a_map_and_of_texture():
 
     def loss(camera, photograph) -> float:
         leaves = cloud.activate().as_leaves()
-        view = TrainingView(camera, photograph, feature_columns=COLUMNS)
-        projection = project(leaves, camera, features=component.features(leaves, view))
-        found, _ = ViewPass(projection, view, ImageSplit()).backpropagate(component.terms(view))
+        view = component.before_view(TrainingView(camera, photograph, feature_columns=COLUMNS))
+        (added,) = view.added
+        projection = project(leaves, camera, features=added.features(leaves, camera))
+        found, _ = ViewPass(projection, view, ImageSplit()).backpropagate(added.terms)
         return float(found[NAME])
 
     even = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)

@@ -10,7 +10,8 @@ import torch
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.optim import adam
-from gaussian_splatting.optim.adam import ADAM_EPS, GroupedAdam
+from gaussian_splatting.optim.adam import GroupedAdam
+from gaussian_splatting.optim.adam_steps import ADAM_EPS
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_utils.errors import UserError

@@ -20,7 +20,7 @@ import train_refined
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.core.random import derive_seed, draw_labels
 from gaussian_splatting.engine import memory_plan
-from gaussian_splatting.engine.component import ViewResult
+from gaussian_splatting.engine.component import NO_RULES, ViewResult
 from gaussian_splatting.engine.memory_plan import MemoryOptions
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.adam import GroupedAdam
@@ -130,8 +130,8 @@ class Pull:
     def begin(self, iteration):
         pass
 
-    def view_scale(self, iteration):
-        return 1.0
+    def rules(self, iteration):
+        return NO_RULES
 
     def step_statistics(self):
         return []

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -12,179 +11,48 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.components.densification import Region
-from gaussian_splatting.components.exposures import ExposureConfig, Exposures
 from gaussian_splatting.core import color_gradients
-from gaussian_splatting.engine import recorded_passes
-from gaussian_splatting.engine.recorded_passes import rounded_up
+from gaussian_splatting.engine.recording import recorded_runner, recordings
 from gaussian_splatting.engine.stepping import RunContext, Stepper
-from gaussian_splatting.optim.adam import GroupedAdam
-from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
-from gaussian_splatting.rasterization.projection import IntersectionPrediction, PredictedCount
-from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from gaussian_splatting.optim.recorded_step import RecordedStep
+from gaussian_splatting.rasterization import projection
+from gaussian_splatting.rasterization.projection import (
+    IntersectionPrediction,
+    PredictedCount,
+    rounded_up,
+)
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from sugar_scene.mesh_bound import bind_to_mesh
-from sugar_scene.reprojection import NeighborViews
 from sugar_trainers import sampling as candidates
 from sugar_trainers.coarse_stage import CoarseStage
-from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.sampling import CandidatePrediction
-from sugar_trainers.stage_config import (
-    CoarseConfig,
-    CoarseSchedule,
-    MultiviewConfig,
-    RefineConfig,
-)
-from sugar_trainers.view_comparison import ComparisonRule, ViewComparer
 from sugar_utils.console import Console
 from sugar_utils.errors import TrainingError
 from sugar_utils.flags import AUTO
 from tests.support import cpu_recorder
 from tests.support.cpu_recorder import CpuRecorder, CpuRecording
 from tests.support.launches import gpu_paths
-from tests.support.step_scenes import (
-    Case,
-    MadeUpPhotographs,
-    as_cloud,
-    make_scene,
-    make_wall,
-    photograph,
+from tests.support.recorded_training import (
+    CASE,
+    FIRST,
+    SAMPLING,
+    STEPS,
+    assert_same_bits,
+    cameras,
+    coarse_stage,
+    multiview_stage,
+    picture,
+    refine_stage,
+    runner_with,
+    sampling,
+    state_of,
+    trained,
+    vanilla_stage,
 )
-from tests.support.training import parameters_and_moments
-
-CASE = Case("recorded passes", 300, 48, 36, 1, radius=6.0)
-EXTENT = 5.0
-FIRST = 592  # a round of densification follows iteration 600
-STEPS = 16
-SAMPLING = 8_998  # faint Gaussians are removed, and samples drawn, after the third iteration
-
-
-def cameras():
-    """Three views from different places."""
-    camera = make_scene(CASE)[1]
-    shifts = ((0.0, 0.0, 0.0), (0.2, 0.0, 0.1), (-0.2, 0.1, 0.0))
-    return [
-        replace(camera, name=f"view {i}", translation=np.array(shift))
-        for i, shift in enumerate(shifts)
-    ]
-
-
-def picture(camera):
-    """Bytes that tell one view from the other. (H, W, 3)"""
-    return photograph(camera).roll(7 * int(camera.name[-1]), dims=1)
-
-
-def vanilla_stage(views, photographs, exposed=False, optimizer=DEFAULT_OPTIMIZER):
-    """The vanilla stage shortly before a round of densification."""
-    components = []
-    if exposed:
-        names = [camera.name for camera in views]
-        learning = ExposureConfig(True, start=0)
-        components = [Exposures(learning, names, torch.device("cpu"), (FIRST, 700))]
-    return VanillaStage(
-        as_cloud(make_scene(CASE)[0]),
-        VanillaConfig(exposure=ExposureConfig(exposed, start=0), optimizer=optimizer),
-        Region(EXTENT),
-        lambda *_: None,
-        components=components,
-    )
-
-
-def multiview_stage(views, photographs):
-    """The multi-view mode, likewise; each view is compared with one of the others."""
-    config = MultiviewConfig(multiview_pixels=100)
-    comparer = ViewComparer(
-        NeighborViews(views, EXTENT),
-        MadeUpPhotographs(photographs),
-        EXTENT,
-        comparison_rule(config),
-    )
-    cloud = as_cloud(make_scene(CASE)[0])
-    return MultiviewStage(cloud, config, Region(EXTENT), views, comparer, lambda message: None)
-
-
-def coarse_stage(views, photographs, mode="dn_consistency", samples=100, notes=None, **settings):
-    """The stage of SuGaR; neighbours are searched in every eighth iteration."""
-    cloud = as_cloud(make_scene(CASE)[0])
-    schedule = CoarseSchedule(neighbor_interval=8)
-    config = CoarseConfig(mode, schedule=schedule, sdf_samples=samples, **settings)
-    return CoarseStage(cloud, config, Region(EXTENT), [].append if notes is None else notes.append)
-
-
-def sampling(mode, **settings):
-    """A case of the stage of SuGaR in which most iterations draw samples."""
-    build = partial(coarse_stage, mode=mode, **settings)
-    return {"build": build, "first": SAMPLING, "steps": 24}
-
-
-def refine_stage(views, photographs, compared=False):
-    """The refinement of Gaussians on a wall; views may be compared with their neighbours."""
-    comparer = None
-    if compared:
-        comparer = ViewComparer(
-            NeighborViews(views, EXTENT),
-            MadeUpPhotographs(photographs),
-            EXTENT,
-            ComparisonRule(100, seed=0),
-        )
-    cloud = bind_to_mesh(*make_wall(60), 1, EXTENT)
-    return RefineStage(cloud, RefineConfig(), EXTENT, comparer=comparer)
-
-
-def trained(
-    recorder,
-    *,
-    build=vanilla_stage,
-    first=FIRST,
-    photographs=picture,
-    steps=STEPS,
-    views=None,
-    losses=None,
-    resumed_after=None,
-):
-    """A stage after some steps on the paths of GPUs, and its warnings.
-
-    Args:
-        losses: Gets the weighted sum of each step.
-        resumed_after: Steps after which another stage takes over what a checkpoint holds.
-    """
-    views = views or cameras()
-    console = Console()
-    warnings = []
-    console.warn = warnings.append
-    context = RunContext(MadeUpPhotographs(photographs), console, recorder=recorder)
-
-    def begin():
-        stage = build(views, photographs)
-        return stage, Stepper(stage, views, context, first=first, seed=0)
-
-    stage, stepper = begin()
-    with gpu_paths():
-        for step in range(steps):
-            if step == resumed_after:
-                saved = copy.deepcopy((stage.model.state(), stage.extra_state()))
-                stage, stepper = begin()
-                stage.model.restore(saved[0])
-                stage.restore_extra(saved[1])
-            total = stepper.step(first + step, None)
-            if losses is not None:
-                losses.append(float(total.terms["loss"]))
-    return stage, warnings
-
-
-def state_of(stage):
-    """Parameters, moments and what components know, by name."""
-    more = stage.extra_state().items()
-    tensors = {name: v for name, v in more if isinstance(v, torch.Tensor)}
-    return parameters_and_moments(stage) | tensors
-
-
-def assert_same_bits(stage, expected):
-    found = state_of(stage)
-    assert list(found) == list(expected)
-    for name, values in expected.items():
-        assert torch.equal(found[name], values), name
+from tests.support.step_scenes import (
+    MadeUpPhotographs,
+)
 
 
 def masked(camera):
@@ -244,8 +112,8 @@ def test_training_has_the_same_bits_as_without(case, monkeypatch):
         assert len(stage.model) != CASE.n, "nothing was densified or pruned"
     recorder = CpuRecorder()
     made = []
-    mark_made = GroupedAdam.mark_made
-    monkeypatch.setattr(GroupedAdam, "mark_made", lambda adam: (made.append(1), mark_made(adam)))
+    mark_made = RecordedStep.mark_made
+    monkeypatch.setattr(RecordedStep, "mark_made", lambda step: (made.append(1), mark_made(step)))
     recorded_stage, warnings = trained(recorder, **how)
     assert_same_bits(recorded_stage, state_of(stage))
     assert warnings == []
@@ -287,10 +155,11 @@ def test_a_recording_serves_views_of_different_cameras_and_photographs():
 class Training:
     """Steps of the vanilla stage that are repeated by one recording."""
 
-    def __init__(self):
+    def __init__(self, recorder=None):
         views = cameras()
         self.stage = vanilla_stage(views, picture)
-        context = RunContext(MadeUpPhotographs(picture), Console(), recorder=CpuRecorder())
+        new_runner = runner_with(recorder)
+        context = RunContext(MadeUpPhotographs(picture), Console(), new_runner=new_runner)
         self._stepper = Stepper(self.stage, views, context, first=FIRST + 10, seed=0)
         self._iteration = FIRST + 10
         for _ in range(8):
@@ -303,7 +172,7 @@ class Training:
 
 
 def test_a_repeated_pass_with_bad_numbers_changes_nothing():
-    training = Training()
+    training = Training(CpuRecorder())
     with torch.no_grad():
         training.stage.model.cloud.log_scales[3] = 40.0
     before = {name: values.clone() for name, values in state_of(training.stage).items()}
@@ -313,19 +182,28 @@ def test_a_repeated_pass_with_bad_numbers_changes_nothing():
 
 
 def test_a_repeated_pass_with_too_short_lists_is_made_again(monkeypatch):
-    expected = Training()
-    expected.step()
-    training = Training()
-    lengths = []
+    monkeypatch.setattr(projection, "MARGIN", 1.0)
+    monkeypatch.setattr(projection, "SPARE", 0)
+    excesses = []
+    record = PredictedCount.record
 
-    def too_short_at_first(capacity):
-        lengths.append(capacity)
-        return 100 if len(lengths) == 1 else rounded_up(capacity)
+    def watched(guess, excess):
+        excesses.append(excess)
+        return record(guess, excess)
 
-    monkeypatch.setattr(recorded_passes, "rounded_up", too_short_at_first)
-    training.step()
-    assert len(lengths) == 2
-    assert_same_bits(training.stage, state_of(expected.stage))
+    monkeypatch.setattr(PredictedCount, "record", watched)
+    results = []
+    for recorder in (None, CpuRecorder()):
+        training = Training(recorder)
+        with torch.no_grad():
+            training.stage.model.cloud.log_scales.add_(1.0)
+        excesses.clear()
+        training.step()
+        results.append(state_of(training.stage))
+    assert [excess > 0 for excess in excesses] == [True, False]
+    assert_same_bits(training.stage, results[0])
+    # Later views find lists that are long enough.
+    assert len(recorder.recordings) == 2
 
 
 class WrongRecording(CpuRecording):
@@ -333,14 +211,15 @@ class WrongRecording(CpuRecording):
 
     def replay(self):
         super().replay()
-        self.results[-1].add_(1)
+        gradients = [result for result in self.results if result.shape == (CASE.n, 3)]
+        gradients[-1].add_(1)
 
 
 def test_a_recording_that_gives_other_numbers_is_found_out(monkeypatch):
     expected, _ = trained(None)
     monkeypatch.setattr(cpu_recorder, "CpuRecording", WrongRecording)
-    # Without the step the last results are gradients.
-    monkeypatch.setattr(VanillaStage, "only_optimizer_acts", lambda stage, iteration: False)
+    # Without the step the last rows are gradients.
+    monkeypatch.setattr(recorded_runner, "step_facts", lambda adam: None)
     stage, warnings = trained(CpuRecorder())
     assert_same_bits(stage, state_of(expected))
     (line,) = warnings
@@ -486,11 +365,12 @@ def test_tile_lists_have_few_sizes():
 
 
 def test_few_recordings_are_held(monkeypatch):
-    """Views of many sizes would fill the memory of the GPU with recordings."""
-    monkeypatch.setattr(recorded_passes, "rounded_up", lambda capacity: capacity)
-    monkeypatch.setattr(recorded_passes, "MAX_RECORDINGS", 1)
+    """Passes of many kinds would fill the memory of the GPU with recordings."""
+    monkeypatch.setattr(recordings, "MAX_RECORDINGS", 1)
+    views = cameras()
+    views[1] = views[1].resized(40, 30)
     recorder = CpuRecorder()
-    stage, _ = trained(recorder, steps=8)
-    expected, _ = trained(None, steps=8)
+    stage, _ = trained(recorder, views=views, first=FIRST + 10)
+    expected, _ = trained(None, views=views, first=FIRST + 10)
     assert_same_bits(stage, state_of(expected))
-    assert len(recorder.recordings) > 1
+    assert len(recorder.recordings) > 2

@@ -8,7 +8,7 @@ opacities reset now and then. :mod:`.pruning_scores` can restrict which grow and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from gaussian_splatting.core.cloud import opacities_of, rotation_matrices
 from gaussian_splatting.core.random import generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
-from gaussian_splatting.engine.component import Component, ViewResult
+from gaussian_splatting.engine.component import Component, IterationRules, ViewResult
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.model import TrainableCloud, TrainableModel
 from gaussian_splatting.engine.state_schema import N, StateRule
@@ -197,11 +197,21 @@ class Densification(Component):
         self._allowed = None if limits is None else limits.allowed
         self._sums = DensificationStatistics(len(model), model.device)
 
+    def rules(self, iteration: int) -> IterationRules:
+        """As in 3DGS, tensors that change after an iteration sit its step out."""
+        schedule = self._schedule
+        frozen: Collection[str] = ()
+        if schedule.is_last(iteration) or schedule.round_due(iteration):
+            frozen = self._model.optimizer.leaves
+        elif schedule.reset_due(iteration):
+            frozen = ("opacity_logits",)
+        adds_or_removes = self._may_change(iteration) and schedule.round_due(iteration - 1)
+        return IterationRules(frozen=frozen, changes_population=adds_or_removes)
+
     def begin(self, iteration: int) -> None:
         """Change the population where the previous iteration left a change due."""
         previous = iteration - 1
-        # Nothing that is changed for an iteration without a step could recover.
-        if previous < 1 or self._schedule.is_last(iteration):
+        if not self._may_change(iteration):
             return
         if self._schedule.round_due(previous):
             self._densify(previous)
@@ -218,23 +228,9 @@ class Densification(Component):
         """Sums of the views of this step."""
         return self._sums.statistics()
 
-    def changes_step(self, iteration: int) -> bool:
-        """Whether tensors change after this iteration, and sit its step out."""
-        schedule = self._schedule
-        return (
-            schedule.is_last(iteration)
-            or schedule.round_due(iteration)
-            or schedule.reset_due(iteration)
-        )
-
-    def before_step(self, iteration: int) -> None:
-        """Count the step; as in 3DGS, tensors that change after this iteration sit it out."""
+    def after_step(self, iteration: int) -> None:
+        """Count the step."""
         self._sums.count_step()
-        optimizer = self._model.optimizer
-        if self._schedule.is_last(iteration) or self._schedule.round_due(iteration):
-            optimizer.zero_grad()
-        elif self._schedule.reset_due(iteration):
-            optimizer.drop_gradient("opacity_logits")
 
     def keep_rows(self, rows: Tensor) -> None:
         """Keep the rows of the Gaussians that stay in the model. (N,) bool"""
@@ -250,6 +246,11 @@ class Densification(Component):
         self._sums.load_state(state, n_gaussians)
         if self._scores is not None:
             self._scores.restart(n_gaussians)
+
+    def _may_change(self, iteration: int) -> bool:
+        """Whether Gaussians may be changed as an iteration begins."""
+        # Nothing that is changed for an iteration without a step could recover.
+        return iteration > 1 and not self._schedule.is_last(iteration)
 
     def _densify(self, iteration: int) -> None:
         optimizer = self._model.optimizer

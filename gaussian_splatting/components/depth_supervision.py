@@ -6,7 +6,7 @@ Where images have texture, they determine depth better than estimators and most 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.maps.depth_maps import KnownDepths
 from gaussian_splatting.engine.component import Component
 from gaussian_splatting.engine.loss_terms import LossTerm
-from gaussian_splatting.engine.training_views import ImageStrip, TrainingView
+from gaussian_splatting.engine.training_views import AddedLoss, ImageStrip, TrainingView
 from gaussian_splatting.rasterization import RenderOutput
 
 NAME = "depth"
@@ -40,13 +40,10 @@ class DepthSupervision(Component):
         self._known = known
         self._weight = weight
 
-    def features(self, gaussians: Gaussians, view: TrainingView) -> Tensor:
-        """Reciprocal depths, which the term reads blended. (N, 1)"""
-        return inverse_depths(gaussians, view.camera)
-
-    def terms(self, view: TrainingView) -> Sequence[LossTerm]:
-        """The depth term with the weight of the iteration."""
-        return (depth_term(self._known, self._known.weight * self._weight(view.iteration)),)
+    def before_view(self, view: TrainingView) -> TrainingView:
+        """Add the depth term, with the weight of the iteration; it reads blended depths."""
+        term = depth_term(self._known, self._known.weight * self._weight(view.iteration))
+        return view.with_loss(AddedLoss(self.name, (term,), inverse_depths))
 
     def view_figures(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
         """Median relative error of depth where a depth map has values."""

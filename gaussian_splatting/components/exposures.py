@@ -16,12 +16,19 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.milestones import scaled
-from gaussian_splatting.engine.component import Component, Figure, ViewResult
+from gaussian_splatting.engine.component import (
+    Component,
+    ComponentReport,
+    ExportTarget,
+    Figure,
+    ViewResult,
+)
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.state_schema import StateRule
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.losses.exposure import mean_exposure
 from gaussian_splatting.optim.visited_adam import VisitedAdam, rate_at
+from gaussian_splatting.scenes.reference_layout import EXPOSURE_FILE, write_exposures
 from sugar_utils.flags import AUTO, boolean_or_auto
 from sugar_utils.settings import flag
 
@@ -178,18 +185,19 @@ class Exposures(Component):
         stops = self.values[:, 0] / torch.log(self.values.new_tensor(2.0))
         return float(stops.min()), float(stops.max())
 
-    def figures(self) -> Sequence[Figure]:
+    def report(self) -> ComponentReport:
         """Least and largest gain of any training photograph."""
         least, largest = self.range()
-        return (
+        figures = (
             Figure("Exposure/least gain in stops", least),
             Figure("Exposure/largest gain in stops", largest),
         )
+        line = f"gains of the training photographs: {least:+.2f} to {largest:+.2f} stops"
+        return ComponentReport(figures, line)
 
-    def summary(self) -> str:
-        """The range of gains."""
-        least, largest = self.range()
-        return f"gains of the training photographs: {least:+.2f} to {largest:+.2f} stops"
+    def export(self, target: ExportTarget) -> None:
+        """Write the exposures beside the model."""
+        write_exposures(target.folder / EXPOSURE_FILE, self.by_name())
 
     def state(self) -> dict[str, Tensor]:
         """Values and both moments by photograph, (3, 2, 3) each, and steps made."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.component import Component
+from gaussian_splatting.engine.component import Component, IterationRules
 from gaussian_splatting.engine.state_schema import StateRule
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
@@ -93,9 +93,9 @@ class GrowingResolution(Component):
         self.first = float(first)
         self.last = FIRST_GUESS * first
 
-    def view_scale(self, iteration: int) -> float:
-        """Width and height of an iteration's images, as shares of the full ones."""
-        return self._growth.scale(iteration)
+    def rules(self, iteration: int) -> IterationRules:
+        """The size of an iteration's images."""
+        return IterationRules(view_scale=self._growth.scale(iteration))
 
     def allowed(self, iteration: int, wanted: int) -> int:
         """The most Gaussians after a round of densification that would add ``wanted``."""

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -13,7 +11,7 @@ from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.maps.normal_maps import KnownNormals
 from gaussian_splatting.engine.component import Component
 from gaussian_splatting.engine.loss_terms import LossTerm
-from gaussian_splatting.engine.training_views import ImageStrip, TrainingView
+from gaussian_splatting.engine.training_views import AddedLoss, ImageStrip, TrainingView
 
 NAME = "normal_map"
 N_COLUMNS = 3  # of what is blended for it
@@ -27,13 +25,9 @@ class NormalSupervision(Component):
     def __init__(self, known: KnownNormals) -> None:
         self._known = known
 
-    def features(self, gaussians: Gaussians, view: TrainingView) -> Tensor:
-        """Normals in camera axes, which the term reads blended. (N, 3)"""
-        return facing_normals(gaussians, view.camera)
-
-    def terms(self, view: TrainingView) -> Sequence[LossTerm]:
-        """The normal term."""
-        return (normal_term(self._known),)
+    def before_view(self, view: TrainingView) -> TrainingView:
+        """Add the normal term, which reads blended normals in camera axes."""
+        return view.with_loss(AddedLoss(self.name, (normal_term(self._known),), facing_normals))
 
 
 def normal_supervision(known: KnownNormals) -> tuple[NormalSupervision, ...]:

@@ -24,7 +24,8 @@ from torch import Tensor
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.core.sh_rotation import rotation_generators
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.component import Component, ViewResult
+from gaussian_splatting.data.colmap import find_model, write_poses
+from gaussian_splatting.engine.component import Component, ExportTarget, ViewResult
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.training_views import TrainingView, is_counted
 from gaussian_splatting.losses.exposure import fit_gain_and_offset
@@ -36,6 +37,7 @@ LARGEST_MOTION = 0.03
 """Radians, and extents: twice what is worth repairing; a reconstruction that is worse is wrong."""
 
 RATES = (2e-4, 3e-3)  # least and largest learning rate to begin with
+REFINED_MODEL = "sparse_refined"  # folder of the COLMAP model with the learned poses
 _MOTIONS = "pose_motions"
 _ADAM_STATE = {
     "pose_first_moments": "first",
@@ -78,7 +80,6 @@ class PoseRefinement(Component):
 
     name = "poses"
     fits_held_out_poses = True
-    reads_gradients = True
 
     def __init__(self, cameras: Sequence[Camera], extent: float, config: PoseConfig) -> None:
         self._start = {camera.name: camera for camera in cameras}
@@ -90,8 +91,8 @@ class PoseRefinement(Component):
         self._adam = VisitedAdam(shape, torch.float64, torch.device("cpu"))
 
     def before_view(self, view: TrainingView) -> TrainingView:
-        """Move the camera of the view."""
-        return replace(view, camera=self.calibrated(view.camera))
+        """Move the camera of the view, whose gradients are read for its motion."""
+        return replace(view, camera=self.calibrated(view.camera), gradients_are_read=True)
 
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
         """Add the gradient of the view to that of its camera's motion."""
@@ -133,6 +134,14 @@ class PoseRefinement(Component):
         mean_squares = [part.square().sum(dim=1).mean() for part in self.motions.split(3, 1)]
         turn, shift = (value.sqrt() for value in mean_squares)
         return float(turn.rad2deg()), float(shift) * self._extent
+
+    def export(self, target: ExportTarget) -> None:
+        """Write the model of the capture with the learned poses, and say how far they moved."""
+        model = find_model(target.scene.root)
+        if model is not None:
+            write_poses(model, target.root / REFINED_MODEL, target.cameras)
+        turn, shift = self.size()
+        target.console.headline(f"poses moved by {turn:.3f} degrees and {shift:.4g} units (rms)")
 
     def state(self) -> dict[str, Tensor]:
         """Motions, moments and numbers of steps of all training cameras."""

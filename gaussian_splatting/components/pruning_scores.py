@@ -9,7 +9,7 @@ Sent back are ones, and ones where the picture is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
@@ -19,11 +19,12 @@ from torch import Tensor
 
 from gaussian_splatting.components.view_sums import ViewSums
 from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
 from gaussian_splatting.engine.loss_terms import LossTerm
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.state_schema import N, StateRule
-from gaussian_splatting.engine.training_views import ImageStrip, TrainingView
+from gaussian_splatting.engine.training_views import AddedLoss, ImageStrip, TrainingView
 from sugar_utils.settings import flag
 
 DensificationRule = Literal["reference", "scored"]
@@ -102,23 +103,14 @@ class PruningScores(Component):
         next_round = -(-iteration // interval) * interval
         return self._rounds.due(next_round) and next_round - iteration < n_steps
 
-    def features(self, gaussians: Gaussians, view: TrainingView) -> Tensor | None:
-        """Zeros whose gradients are the scores, in the views that are counted. (N, 2)"""
+    def before_view(self, view: TrainingView) -> TrainingView:
+        """Add a term that sends ones back to a probe, in the views that are counted."""
         self._probe = None
-        if self.collects(view.iteration):
-            total = self.sums.total
-            self._probe = total.new_zeros(len(total), N_SCORES).requires_grad_()
-        return self._probe
-
-    def terms(self, view: TrainingView) -> Sequence[LossTerm]:
-        """Return the term that sends ones back to the features; its loss is always zero."""
         if not self.collects(view.iteration):
-            return ()
-        return (LossTerm(PRUNING_SCORES, 1.0, "image", self._sent_back, is_reported=False),)
-
-    def adds_nothing(self, iteration: int) -> bool:
-        """Whether the views of an iteration are not counted."""
-        return not self.collects(iteration)
+            return view
+        # Its loss is always zero.
+        term = LossTerm(PRUNING_SCORES, 1.0, "image", self._sent_back, is_reported=False)
+        return view.with_loss(AddedLoss(self.name, (term,), self._new_probe))
 
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
         """Add the gradient of the probe, and which Gaussians the view shows."""
@@ -132,11 +124,7 @@ class PruningScores(Component):
         """Sums of the views of this step."""
         return self.sums.statistics()
 
-    def changes_step(self, iteration: int) -> bool:
-        """Steps are counted, not changed."""
-        return False
-
-    def before_step(self, iteration: int) -> None:
+    def after_step(self, iteration: int) -> None:
         """Count the step."""
         self.sums.count_step()
 
@@ -176,6 +164,12 @@ class PruningScores(Component):
         _, pixels, n_views = self.sums.total.unbind(dim=1)
         is_hidden = (n_views > 0) & (pixels < self._config.shown_pixels * n_views)
         return is_hidden & (opacities < self._config.faint)
+
+    def _new_probe(self, gaussians: Gaussians, camera: Camera) -> Tensor:
+        """Zeros whose gradients are the scores. (N, 2)"""
+        probe = self.sums.total.new_zeros(len(gaussians), N_SCORES).requires_grad_()
+        self._probe = probe
+        return probe
 
     def _sent_back(self, strip: ImageStrip) -> Tensor:
         with torch.no_grad():

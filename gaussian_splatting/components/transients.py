@@ -8,6 +8,7 @@ Their pixels have weight 0 from then on, as those of a mask in mode ``ignore``.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,10 +26,17 @@ from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_mask
 from gaussian_splatting.data.masks import object_mask_path
-from gaussian_splatting.engine.component import Component, Figure, IterationContext
+from gaussian_splatting.engine.component import (
+    Component,
+    ComponentReport,
+    ExportTarget,
+    Figure,
+    IterationContext,
+)
 from gaussian_splatting.engine.state_schema import ANY, StateRule
 from gaussian_splatting.engine.training_views import TrainingView, without_uncovered
 from gaussian_splatting.engine.view_sampling import smaller
+from gaussian_splatting.scenes.reference_layout import TRANSIENT_MASKS
 from sugar_utils.files import atomic_path
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
@@ -126,25 +134,20 @@ class Transients(Component):
         posed = [stage.calibrated(camera) for camera in cameras]
         masks = find_transients(stage.gaussians(), posed, compare, self.masks)
         self.masks = context.group.broadcast(dict(masks))
-        line = self.summary()
+        line = self.report().summary
         if line is not None:
             context.console.info(f"iteration {context.iteration}: {line}")
 
-    def figures(self) -> Sequence[Figure]:
-        """The share of all photographs that is left out."""
+    def report(self) -> ComponentReport:
+        """How much of how many photographs is left out; nothing where none is."""
         if not self.masks:
-            return ()
-        return (Figure(SHARE_CURVE, self._share()),)
-
-    def summary(self) -> str | None:
-        """Return a line on how much of how many photographs is left out; None for nothing."""
-        if not self.masks:
-            return None
+            return ComponentReport()
         name, most = max(self.masks.items(), key=lambda item: (item[1].mean(), item[0]))
-        return (
+        line = (
             f"left out what moved or stood in front in {len(self.masks)} of {self._n_views} "
             f"photographs: {self._share():.1%} of all pixels, most in {name} ({most.mean():.0%})"
         )
+        return ComponentReport((Figure(SHARE_CURVE, self._share()),), line)
 
     def state(self) -> dict[str, Tensor]:
         """The masks by photograph, 1 where it is transient. (h, w) float16"""
@@ -160,6 +163,12 @@ class Transients(Component):
             if key.startswith(KEY):
                 masks[key[len(KEY) :]] = values.cpu().numpy() > 0
         self.masks = masks
+
+    def export(self, target: ExportTarget) -> None:
+        """Write the masks in place of those of an earlier export."""
+        folder = target.folder / TRANSIENT_MASKS
+        shutil.rmtree(folder, ignore_errors=True)
+        self.write(folder, target.scene.train_cameras)
 
     def write(self, folder: Path, cameras: Sequence[Camera]) -> None:
         """Write masks of photographs, black where nothing counts, at the size of the cameras.

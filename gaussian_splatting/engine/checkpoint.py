@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.engine.state_schema import PayloadCheck
-from gaussian_splatting.optim.adam import MOMENTS
+from gaussian_splatting.optim.adam_steps import MOMENTS
 from sugar_utils import files
 from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.memory import out_of_memory

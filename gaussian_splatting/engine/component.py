@@ -4,34 +4,36 @@
 A stage is a model, a table of loss terms and a list of components. The engine calls each component
 in the order of the list and knows none of them by name. An iteration calls::
 
-    begin(iteration)
+    rules(iteration), begin(iteration)
     for each view:
         before_view(view)             may be called again, where a view is repeated
-        features(gaussians, camera), terms(view)
         after_view(result, model)     only when all numbers of the view are good
     statistics()                      summed over the processes of a run
-    before_step(iteration), the optimiser's step, after_step(iteration)
+    the optimiser's step, after_step(iteration)
+    after_iteration(context)
 
-and a checkpoint calls ``state`` or ``load_state``.
+an evaluation calls ``report`` and ``view_figures``, a checkpoint ``state`` or ``load_state``, and
+an export ``export``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.loss_terms import LossTerm
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.state_schema import StateRule
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.rasterization import RenderOutput
 from gaussian_splatting.rasterization.projection import PredictedCount
+from gaussian_splatting.scenes.scene import Scene
 from sugar_utils.console import Console
 from sugar_utils.process_group import ProcessGroup
 
@@ -49,7 +51,7 @@ class ViewResult:
     # other views, and of Gaussians that may be sampled.
     predicted: Sequence[PredictedCount] = ()
     visible_rows: Tensor | None = None  # ``radii > 0`` where a stage knows it already, (N,) bool
-    # The numbers to check, where the step is made already; see ``guard.probes_of``. (n,)
+    # The numbers to check, where the step is made with them; see ``guard.probes_of``. (n,)
     probes: Tensor | None = None
 
     @functools.cached_property
@@ -65,6 +67,35 @@ class Figure(NamedTuple):
     value: float
 
 
+class ComponentReport(NamedTuple):
+    """How far a component has come."""
+
+    figures: Sequence[Figure] = ()
+    summary: str | None = None  # one line for the console about these numbers
+
+
+@dataclass(frozen=True)
+class IterationRules:
+    """What is known of an iteration before it begins."""
+
+    view_scale: float = 1.0  # size of its images, as a share of the full width and height
+    # Parameters that its step leaves as they are, whatever their gradients.
+    frozen: Collection[str] = ()
+    changes_population: bool = False  # whether Gaussians are added or removed when it begins
+
+    @classmethod
+    def all_of(cls, rules: Sequence[IterationRules]) -> IterationRules:
+        """Return what holds where several rules do."""
+        return cls(
+            view_scale=min((rule.view_scale for rule in rules), default=1.0),
+            frozen=frozenset(name for rule in rules for name in rule.frozen),
+            changes_population=any(rule.changes_population for rule in rules),
+        )
+
+
+NO_RULES = IterationRules()
+
+
 class Component:
     """Base of all components: every hook does nothing."""
 
@@ -74,78 +105,43 @@ class Component:
     changes_exposure: bool = False
     # Whether held-out views are also measured from the pose in which they fit best.
     fits_held_out_poses: bool = False
-    # Whether ``after_view`` reads gradients or values of the model: gradients are not kept as
-    # factors then, and values not stepped before.
-    reads_gradients: bool = False
+
+    def rules(self, iteration: int) -> IterationRules:
+        """Return what an iteration may do; asked before it begins, also for the one after."""
+        return NO_RULES
 
     def begin(self, iteration: int) -> None:
         """Update state before the views of an iteration, such as the set of Gaussians."""
 
-    def view_scale(self, iteration: int) -> float:
-        """Size of the images of an iteration, as a share of the full width and height."""
-        return 1.0
-
     def before_view(self, view: TrainingView) -> TrainingView:
-        """Return the view with this component's changes, such as a pose or an exposure."""
+        """Return the view with what this component knows of it.
+
+        That is another pose, an exposure, weights of pixels, a further loss
+        (:meth:`TrainingView.with_loss`), or that the component reads the gradients of the view. A
+        view without a photograph asks for its pose alone.
+        """
         return view
-
-    def features(self, gaussians: Gaussians, view: TrainingView) -> Tensor | None:
-        """Values to blend for terms of this component. (N, f) or None
-
-        A term finds them as ``ImageStrip.feature(name)``.
-        """
-        return None
-
-    def terms(self, view: TrainingView) -> Sequence[LossTerm]:
-        """Additional loss terms of the view; terms of images only."""
-        return ()
-
-    def adds_nothing(self, iteration: int) -> bool:
-        """Whether views of an iteration get no features and no terms of this component.
-
-        A pass over such a view is the same for every view, and may be recorded.
-        """
-        adds_features = type(self).features is not Component.features
-        return not adds_features and type(self).terms is Component.terms
 
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
         """Record the result of a view with finite numbers."""
-
-    def changes_step(self, iteration: int) -> bool:
-        """Whether ``before_step`` changes the optimiser's step in an iteration.
-
-        Otherwise the step may belong to the recorded pass, and be made before ``after_view``.
-        """
-        return type(self).before_step is not Component.before_step
 
     def statistics(self) -> Sequence[Tensor]:
         """Sums over the views of this step besides gradients; processes add them up in place."""
         return ()
 
-    def before_step(self, iteration: int) -> None:
-        """Drop gradients that the optimiser must not see."""
-
     def after_step(self, iteration: int) -> None:
-        """Make a step of its own."""
+        """Count the step, or make one of its own."""
 
     def keep_rows(self, rows: Tensor) -> None:
         """Keep the rows of the Gaussians that stay in the model. (N,) bool"""
-
-    def calibrated(self, camera: Camera) -> Camera:
-        """Return a training camera as this component has learned it."""
-        return camera
 
     def excluded_views(self) -> Mapping[str, str]:
         """Training views that are not to be shown any more: name to reason."""
         return {}
 
-    def figures(self) -> Sequence[Figure]:
-        """Numbers that say how far it has come."""
-        return ()
-
-    def summary(self) -> str | None:
-        """One line for the console about these numbers."""
-        return None
+    def report(self) -> ComponentReport:
+        """Return numbers that say how far it has come."""
+        return ComponentReport()
 
     def view_figures(self, camera: Camera, output: RenderOutput) -> dict[str, float]:
         """Numbers of an evaluated view, rendered with geometry."""
@@ -153,6 +149,9 @@ class Component:
 
     def after_iteration(self, context: IterationContext) -> None:
         """Look at the model after a step; all processes of a run come here together."""
+
+    def export(self, target: ExportTarget) -> None:
+        """Write what other programs can use of it beside the exported model."""
 
     def state(self) -> dict[str, Any]:
         """Return the state for resuming: tensors and primitives, with names of its own."""
@@ -204,4 +203,15 @@ class IterationContext:
     load_photograph: Callable[[Camera], Tensor]  # (H, W, 3) or (H, W, 4) uint8
     white_background: bool
     group: ProcessGroup
+    console: Console
+
+
+@dataclass(frozen=True)
+class ExportTarget:
+    """Where a model is exported, and what of."""
+
+    root: Path  # folder of all results of the run
+    folder: Path  # of the model of this iteration
+    scene: Scene
+    cameras: Sequence[Camera]  # training views at their full size, as the components learned them
     console: Console

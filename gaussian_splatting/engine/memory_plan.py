@@ -32,6 +32,7 @@ MAX_STRIPS = 32
 MIN_CHUNK = 50_000
 STRIPS = 4
 SURVEYED_VIEWS = 4
+N_RECORDINGS = 2  # of passes that are held at a time
 MIN_IMAGES = 2  # the one that is trained on and the next one
 SH_ON_HOST_CHOICES = ("auto", "True", "False")
 _FREE_SHARE = 0.8  # of free memory; the rest is for what is not in tensors, and other programs
@@ -49,6 +50,8 @@ _IMAGE_BYTES = {"": 3, "object": 7, "ignore": 29}
 # Of a Gaussian, beside channels: projection, its gradients, and those that other terms left.
 _GAUSSIAN_BYTES = 228
 _LATE_BYTES = 4  # of a Gaussian whose bands lie on the host: how many steps it has made
+_HELD_BYTES = 80  # of a Gaussian: gradients, those of colours as factors, radii and centres
+_LASTING_PARTS = ("parameters", "moments", "neighbors", "mesh", "image")
 _SAMPLING_BYTES = 292  # of a Gaussian while fields are evaluated at samples
 
 
@@ -136,6 +139,8 @@ class MemoryPlan:
 
     split: ImageSplit = WHOLE_IMAGE
     sample_chunk: int | None = None  # samples evaluated at once; None for all
+    # Whether passes may be recorded, which takes memory of its own.
+    records: bool = True
 
 
 def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
@@ -189,6 +194,18 @@ def predict(load: StepLoad, plan: MemoryPlan) -> dict[str, int]:
 def predicted_bytes(load: StepLoad, plan: MemoryPlan) -> int:
     """Estimated bytes of tensors at the peak of a step."""
     return sum(predict(load, plan).values())
+
+
+def recording_bytes(load: StepLoad, plan: MemoryPlan) -> int:
+    """Estimated bytes that recorded passes of a phase hold while others are launched.
+
+    They share what a pass needs for a while, and hold their gradients and radii: a recording of
+    each kind of passes, with the step and without.
+    """
+    parts = predict(load, plan)
+    passing = sum(size for name, size in parts.items() if name not in _LASTING_PARTS)
+    held = _HELD_BYTES * load.n + load.model.band_gradients
+    return passing + N_RECORDINGS * held
 
 
 LoadsOf = Callable[[OptimizerConfig], Mapping[str, StepLoad]]
@@ -294,6 +311,7 @@ class MemoryChoice:
     budget: int  # bytes
     image_bytes: int  # of the budget for images; 0 where those lie in other memory
     host_bytes: int = 0  # of colour bands that lie on the host
+    recording_bytes: int = 0  # that recorded passes would hold; 0 where none are
 
     @property
     def peak(self) -> int:
@@ -311,6 +329,10 @@ class MemoryChoice:
             lines.append(
                 f"colour bands 1 to 3 lie on the host: {format_bytes(self.host_bytes)} there"
             )
+        if self.recording_bytes:
+            size = format_bytes(self.recording_bytes)
+            fits = "kept for" if self.plan.records else "not there, so there are no"
+            lines.append(f"{size} are {fits} recorded passes")
         for phase, needs in self.phases.items():
             parts = sorted(needs.items(), key=lambda part: -part[1])
             named = ", ".join(f"{name} {format_bytes(n)}" for name, n in parts)
@@ -336,7 +358,7 @@ def cheaper(plan: MemoryPlan, fixed_split: bool = False) -> MemoryPlan | None:
         strips = min(2 * strips, max(MAX_STRIPS, strips))
     if chunk is not None and chunk > MIN_CHUNK:
         chunk = max(MIN_CHUNK, chunk // 2)
-    smaller = MemoryPlan(ImageSplit(strips), chunk)
+    smaller = replace(plan, split=ImageSplit(strips), sample_chunk=chunk)
     return None if smaller == plan else smaller
 
 
@@ -375,14 +397,19 @@ def choose(
     options: MemoryOptions,
     budget: int,
     image_sizes: Sequence[int],
+    *,
+    records: bool = False,
 ) -> MemoryChoice:
     """Choose the first plan of :func:`cheaper` that fits the budget.
+
+    Recorded passes get what is left over, or are done without.
 
     Args:
         loads_of: Steps of all phases with an optimiser's formats.
         first: Plan to begin with.
         budget: Bytes for tensors, and for images if there are sizes.
         image_sizes: Bytes of each image; empty where images lie in other memory.
+        records: Whether passes are to be recorded.
 
     Raises:
         UserError: No plan fits; the message says which flags would help.
@@ -395,8 +422,13 @@ def choose(
         left_over = budget - peak
         if left_over >= least_images:
             host_bytes = max(load.model.host for load in loads.values())
+            recordings = 0
+            if records:
+                recordings = max(recording_bytes(load, plan) for load in loads.values())
+                plan = replace(plan, records=recordings <= left_over)
+                left_over -= recordings if plan.records else 0
             image_bytes = min(sum(image_sizes), left_over)
-            return MemoryChoice(plan, phases, budget, image_bytes, host_bytes)
+            return MemoryChoice(plan, phases, budget, image_bytes, host_bytes, recordings)
 
     def needed(config: OptimizerConfig, options: MemoryOptions) -> int:
         loads = loads_of(config).values()

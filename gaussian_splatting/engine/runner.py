@@ -23,6 +23,7 @@ from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.run_report import write_run_report
 from gaussian_splatting.engine.run_directory import RUN_FILE, ResumePlan, RunDirectory
 from gaussian_splatting.engine.stage import Stage, StageConfig
+from gaussian_splatting.engine.step_runner import NewStepRunner, plain_runner
 from gaussian_splatting.engine.stepping import RunContext
 from gaussian_splatting.rasterization.blend_cpu import tile_kernels
 from gaussian_splatting.rasterization.blend_cuda import block_kernels
@@ -73,6 +74,7 @@ class StageRun(Generic[Model]):
     init_from_images: Callable[[Model, ImageStore, Console], Model] | None = None
     channels: tuple[int, ...] = ()
     packages: tuple[str, ...] = KERNEL_PACKAGES  # whose kernels the stage may launch
+    new_runner: NewStepRunner = plain_runner  # makes what carries out its passes
 
 
 Prepare = Callable[["Messages"], tuple[StageRun[Model], Model]]  # reads the inputs of a run
@@ -147,7 +149,7 @@ def run_stage(
                 observed = ObservedRun(stage, run.scene, run.loop.last, viewer, group, console)
                 with ExitStack() as stack:
                     opened = [stack.enter_context(observer(observed)) for observer in observers]
-                    context = RunContext(store, console, group, options.compute.recorder)
+                    context = RunContext(store, console, group, run.new_runner)
                     trainer = Trainer(stage, run.loop, run.scene, run.directory, context, opened)
                     trainer.run(plan)
                 outcome = f"{len(stage.model):,} Gaussians"

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting import rasterization
-from gaussian_splatting.core import color_gradients
 from gaussian_splatting.core.cloud import MAX_SH_DEGREE, Gaussians
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.engine.component import Component, ViewResult
+from gaussian_splatting.engine.component import Component, IterationRules, ViewResult
 from gaussian_splatting.engine.guard import StepNumbers
 from gaussian_splatting.engine.loss_terms import LossTerm
 from gaussian_splatting.engine.memory_plan import MemoryPlan
@@ -46,9 +45,8 @@ class StepResources:
     memory: MemoryPlan
     # Numbers of tile intersections at earlier visits; None: the host waits for the number.
     intersections: IntersectionPrediction | None = None
-    # Whether gradients of colours may stay factors until the optimiser forms them: where they are
-    # those of one view, and only the optimiser reads them.
-    factored_colors: bool = False
+    is_only_view: bool = False  # whether the step has no other view, in any process
+    n_views_here: int = 1  # views of the step that this process is trained on
 
 
 Model = TypeVar("Model", bound=TrainableModel, covariant=True)
@@ -85,10 +83,9 @@ class Stage(ABC, Generic[Model, Config]):
         for component in self.components:
             component.begin(iteration)
 
-    def view_scale(self, iteration: int) -> float:
-        """Size of the images of an iteration, as a share of the full width and height."""
-        scales = [component.view_scale(iteration) for component in self.components]
-        return min(scales, default=1.0)
+    def rules(self, iteration: int) -> IterationRules:
+        """Return what is known of an iteration before it begins."""
+        return IterationRules.all_of([c.rules(iteration) for c in self.components])
 
     def accumulate(self, view: TrainingView, resources: StepResources | None = None) -> ViewResult:
         """Evaluate all loss terms of one view and add their gradients to the parameters.
@@ -111,25 +108,18 @@ class Stage(ABC, Generic[Model, Config]):
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Render a view that was prepared, and backpropagate all its terms."""
 
-    def recorded_as(self, view: TrainingView) -> Hashable | None:
-        """Return what :meth:`train_on` depends on besides tensors of the view and their sizes.
+    def variant(self, view: TrainingView) -> Hashable | None:
+        """Return what :meth:`train_on` does besides what follows from the tensors of the view.
 
-        Views for which it is equal may share a recorded pass, see :mod:`.recorded_passes`. None
-        where the host has a part in the pass, or another rasterizer than ours.
+        For two views of one variant, whose tensors have the same sizes, it does the same
+        operations. None where the host takes part in them, as by counting.
         """
-        return None
+        active = tuple(term.name for term in self.terms if term.active(view.iteration))
+        return self.sh_degree(view.iteration), active
 
-    def _is_plain(self, iteration: int) -> bool:
-        """Whether our rasterizer and the table of terms alone act on the views of an iteration."""
-        is_ours = isinstance(self._rasterizer, rasterization.WarpRasterizer)
-        if self.model.optimizer.has_late_steps:
-            # The launches of a view depend on which steps wait.
-            return False
-        return is_ours and all(c.adds_nothing(iteration) for c in self.components)
-
-    def only_optimizer_acts(self, iteration: int) -> bool:
-        """Whether no component acts between the view of an iteration and the optimiser's step."""
-        return not any(c.reads_gradients or c.changes_step(iteration) for c in self.components)
+    def sh_degree(self, iteration: int) -> int:
+        """Degree of the spherical harmonics that an iteration trains."""
+        return MAX_SH_DEGREE
 
     def commit(self, result: ViewResult) -> None:
         """Pass the result of a view with finite numbers to the components."""
@@ -142,8 +132,7 @@ class Stage(ABC, Generic[Model, Config]):
 
     def apply(self, iteration: int) -> None:
         """Make the optimiser step."""
-        for component in self.components:
-            component.before_step(iteration)
+        self.model.optimizer.drop_gradients(self.rules(iteration).frozen)
         self.model.optimizer.step()
         for component in self.components:
             component.after_step(iteration)
@@ -154,20 +143,16 @@ class Stage(ABC, Generic[Model, Config]):
         for component in self.components:
             component.keep_rows(rows)
 
-    def leaving_factors(self, gaussians: Gaussians, resources: StepResources) -> Gaussians:
-        """Let a pass over Gaussians leave gradients of colours as factors, if it may.
+    def collecting(
+        self, gaussians: Gaussians, view: TrainingView, resources: StepResources
+    ) -> Gaussians:
+        """Let a pass over activated Gaussians leave the gradients of a view in the parameters.
 
-        Only such a pass may read colours that lack steps.
+        Those of colours may stay factors until the optimiser forms them: where they are those of
+        one view, and only the optimiser reads them.
         """
-        optimizer = self.model.optimizer
-        if not resources.factored_colors or len(gaussians) < color_gradients.MIN_FACTORED:
-            optimizer.catch_up()
-            return gaussians
-        return replace(
-            gaussians,
-            color_gradients=optimizer.color_gradients,
-            late_bands=optimizer.late_bands,
-        )
+        only_steps = resources.is_only_view and not view.gradients_are_read
+        return self.model.optimizer.collecting(gaussians, as_factors=only_steps)
 
     def gaussians(self) -> Gaussians:
         """The model as it is rendered."""
@@ -210,10 +195,10 @@ class Stage(ABC, Generic[Model, Config]):
         columns: dict[str, slice] = {}
         blocks = []
         start = 0
-        for component in self.components:
-            values = component.features(gaussians, view)
-            if values is not None:
-                columns[component.name] = slice(start, start + values.shape[1])
+        for added in view.added:
+            if added.features is not None:
+                values = added.features(gaussians, view.camera)
+                columns[added.name] = slice(start, start + values.shape[1])
                 start += values.shape[1]
                 blocks.append(values)
         if not blocks:
@@ -223,8 +208,7 @@ class Stage(ABC, Generic[Model, Config]):
 
     def all_terms(self, view: TrainingView) -> list[LossTerm]:
         """Loss terms of the stage and of the components for this view."""
-        added = [term for component in self.components for term in component.terms(view)]
-        return [*self.terms, *added]
+        return [*self.terms, *(term for added in view.added for term in added.terms)]
 
     def render(self, camera: Camera, *, geometry: bool) -> rasterization.RenderOutput:
         """Render for evaluation, without gradients; ``geometry`` asks for depth and normals."""
@@ -236,6 +220,11 @@ class Stage(ABC, Generic[Model, Config]):
             sh_degree=self.rendered_degree(),
             rasterizer=self._rasterizer,
         )
+
+    @property
+    def rasterizer(self) -> rasterization.Rasterizer:
+        """What blends the views."""
+        return self._rasterizer
 
     @property
     def changes_exposure(self) -> bool:
@@ -264,9 +253,10 @@ class Stage(ABC, Generic[Model, Config]):
 
     def calibrated(self, camera: Camera) -> Camera:
         """A training camera as the components have learned it."""
+        view = TrainingView(camera, None)
         for component in self.components:
-            camera = component.calibrated(camera)
-        return camera
+            view = component.before_view(view)
+        return view.camera
 
     def excluded_views(self) -> dict[str, str]:
         """Training views that are not to be shown any more: name to reason."""

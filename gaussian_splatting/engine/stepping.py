@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gaussian_splatting.core.cuda_graph import Recorder
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.component import ViewResult
@@ -26,8 +25,8 @@ from gaussian_splatting.engine.guard import (
     check_step,
 )
 from gaussian_splatting.engine.memory_plan import cheaper, describe
-from gaussian_splatting.engine.recorded_passes import RecordedPasses
 from gaussian_splatting.engine.stage import Stage, StepResources, numbers_to_check
+from gaussian_splatting.engine.step_runner import NewStepRunner, plain_runner
 from gaussian_splatting.engine.stop_request import SIGNALS
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.engine.view_sampling import UploadedViews, ViewSampler
@@ -45,7 +44,7 @@ class RunContext:
     images: ImageStore
     console: Console
     group: ProcessGroup = ALONE
-    recorder: Recorder | None = None  # records passes; None: every launch is made by the host
+    new_runner: NewStepRunner = plain_runner  # makes what carries out the passes over views
 
 
 @dataclass
@@ -124,25 +123,19 @@ class Stepper:
         self._empty = EmptyViews(len(cameras), context.console.warn)
         self._usable_rows = list(range(len(cameras)))
         self._n_views = stage.model.optimizer.config.views_per_step
-        needs_sums = self._n_views > 1 or any(c.reads_gradients for c in stage.components)
-        self._resources = StepResources(
-            stage.memory_plan, IntersectionPrediction(), factored_colors=not needs_sums
-        )
         if self._n_views > max(len(cameras), self._group.size):
             raise UserError(
                 f"--views_per_step {self._n_views}: there are only {len(cameras)} views to train "
                 "on; give fewer"
             )
         self._view_indices = self._group.share(self._n_views)
-        self._passes: RecordedPasses | None = None
-        # Gradients of a recorded pass are lost when the next one is repeated.
-        if context.recorder is not None and len(self._view_indices) == 1:
-            self._passes = RecordedPasses(
-                stage,
-                context.recorder,
-                context.console.warn,
-                is_alone=self._n_views == 1 and self._group.is_alone,
-            )
+        self._resources = StepResources(
+            stage.memory_plan,
+            IntersectionPrediction(),
+            is_only_view=self._n_views == 1,
+            n_views_here=len(self._view_indices),
+        )
+        self._runner = context.new_runner(context.console.warn)
 
     def camera(self, iteration: int, view_index: int = 0) -> Camera:
         """The view of this index in the step; another one in place of an excluded one."""
@@ -232,7 +225,7 @@ class Stepper:
 
     def _load(self, iteration: int, view_index: int) -> TrainingView:
         """A view and its photograph on the device; that of the next view is prefetched."""
-        scale = self._stage.view_scale(iteration)
+        scale = self._stage.rules(iteration).view_scale
         camera, photograph = self._views.get(self.camera(iteration, view_index), scale)
         self._views.prefetch(self.camera(*self._place_after(iteration, view_index)))
         return TrainingView(camera, photograph, iteration, view_index)
@@ -240,7 +233,7 @@ class Stepper:
     def _send_next(self, iteration: int, view_index: int) -> None:
         """Begin to send the next photograph while the device works on this view."""
         place = self._place_after(iteration, view_index)
-        self._views.send_ahead(self.camera(*place), self._stage.view_scale(place[0]))
+        self._views.send_ahead(self.camera(*place), self._stage.rules(place[0]).view_scale)
 
     def _place_after(self, iteration: int, view_index: int) -> tuple[int, int]:
         """Iteration and index of the view that this process is trained on next."""
@@ -271,13 +264,12 @@ class Stepper:
         stage = self._stage
         while True:
             try:
-                if self._passes is not None:
-                    return self._passes.accumulate(view, self._resources)
-                return stage.accumulate(view, self._resources)
+                return self._runner.run(stage, view, self._resources)
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-                plan = cheaper(self._resources.memory)
+                is_freed = self._runner.release(ran_out=True)
+                plan = self._resources.memory if is_freed else cheaper(self._resources.memory)
                 if plan is None:
                     raise UserError(
                         f"out of memory in iteration {view.iteration} with every plan tried; the "
@@ -294,6 +286,10 @@ class Stepper:
             )
 
     def _begin(self, iteration: int) -> None:
+        changes_population = self._stage.rules(iteration).changes_population
+        # The model needs twice its memory for a while.
+        if changes_population and self._runner.release(ran_out=False):
+            release_cached(self._stage.model.device)
         try:
             self._stage.begin(iteration)
         except UserError:

@@ -10,13 +10,14 @@ count.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.core.random import draw_labels, generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, composited
@@ -25,6 +26,19 @@ from gaussian_splatting.losses.exposure import beyond_saturation, exposed
 from gaussian_splatting.losses.photometric import color_gradient, color_terms
 from gaussian_splatting.losses.texture import texture_weights
 from gaussian_splatting.rasterization import Rows
+
+if TYPE_CHECKING:
+    from gaussian_splatting.engine.loss_terms import LossTerm
+
+
+@dataclass(frozen=True)
+class AddedLoss:
+    """What a component adds to the loss of a view, beside the table of the stage."""
+
+    name: str  # of the component
+    terms: Sequence[LossTerm]  # of images only
+    # Values to blend for the terms, (N, f); a term finds them as ``ImageStrip.feature(name)``.
+    features: Callable[[Gaussians, Camera], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,9 +54,16 @@ class TrainingView:
     background: Tensor | None = None  # colour behind the render; None is black, (3,)
     exposure: Tensor | None = None  # leaf of the photograph's exposure; None without one, (2, 3)
     exposed_pixels: Tensor | None = None  # whose gradient reaches the exposure; None: all, (H, W)
+    added: tuple[AddedLoss, ...] = ()  # by the components
+    # Whether a component reads the gradients of the model after the view, before its step.
+    gradients_are_read: bool = False
     # Columns of the blended free features by name of the component that asked for them.
     feature_columns: Mapping[str, slice] = field(default_factory=dict)
     surface: Any = None  # what a stage knows of the surface in this view, for its own terms
+
+    def with_loss(self, added: AddedLoss) -> TrainingView:
+        """The view with a further loss."""
+        return replace(self, added=(*self.added, added))
 
     @property
     def target(self) -> Tensor:

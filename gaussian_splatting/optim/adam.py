@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam over named parameter groups whose rows are added and removed, with their moments."""
+"""Adam over named parameter groups: their gradients, and its step."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace as with_fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core import color_gradients
+from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.core.color_gradients import ColorGradient
 from gaussian_splatting.core.random import derive_seed
 from gaussian_splatting.core.spherical_harmonics import SH_C0
+from gaussian_splatting.optim.adam_state import BANDS, AdamState
 from gaussian_splatting.optim.adam_steps import (
-    ADAM_BETAS,
-    ADAM_EPS,
-    MOMENTS,
     ParameterState,
     StepInputs,
     Stepped,
@@ -26,31 +26,11 @@ from gaussian_splatting.optim.adam_steps import (
     step_together,
 )
 from gaussian_splatting.optim.band_steps import step_bands
-from gaussian_splatting.optim.late_bands import LateBands
 from gaussian_splatting.optim.optimizer_config import DEFAULT_OPTIMIZER, OptimizerConfig
-from gaussian_splatting.optim.row_storage import DeviceRows, HostRows, RowStorage
 from gaussian_splatting.rasterization.coefficient_gradients import coefficient_gradients
 from sugar_utils.device import upload
 
-# Settings that torch.optim.Adam saves with each group, so that it can read our files.
-_GROUP_SETTINGS = {
-    "betas": ADAM_BETAS,
-    "eps": ADAM_EPS,
-    "weight_decay": 0,
-    "amsgrad": False,
-    "maximize": False,
-    "foreach": None,
-    "capturable": False,
-    "differentiable": False,
-    "fused": None,
-    "decoupled_weight_decay": False,
-}
-
-
-_BASE = "sh_dc"  # colours of band 0, and those of the bands above
-_BANDS = "sh_rest"
-_DEVICE_ROWS = DeviceRows()
-_HOST_ROWS = HostRows()
+BASE = "sh_dc"  # colours of band 0
 
 
 class Gradients(NamedTuple):
@@ -61,28 +41,13 @@ class Gradients(NamedTuple):
     unused: frozenset[str]  # parameters that step as with a gradient of zeros
 
 
-@dataclass
-class _Group:
-    """State of one parameter."""
-
-    rate: float  # learning rate
-    moment_dtype: torch.dtype
-    storage: RowStorage = _DEVICE_ROWS
-    steps: int = 0
-    moments: dict[str, Tensor] | None = None  # by name, as ``value``; None before the first step
-    moved: bool = False  # whether any step had a gradient
-
-
-class GroupedAdam:
+class GroupedAdam(AdamState):
     """Adam with one parameter group per named tensor, betas (0.9, 0.999), eps 1e-15.
 
-    It owns the parameters, whose rows a model adds and removes through it.
-
     Attributes:
-        leaves: The parameters by name; steps of the bands above the first may be missing, where
-            those lie on the host, see :mod:`gaussian_splatting.optim.late_bands`.
         color_gradients: Where passes may leave the gradients of ``sh_dc`` and ``sh_rest`` as
             factors; they count as long as they stay here.
+        is_made: Whether the next step was made with the pass, and has to be counted only.
     """
 
     def __init__(
@@ -92,64 +57,25 @@ class GroupedAdam:
         config: OptimizerConfig = DEFAULT_OPTIMIZER,
         seed: int = 0,
     ) -> None:
-        self.config = config
-        self.leaves: dict[str, Tensor] = {}
-        self._groups: dict[str, _Group] = {}
-        for name, value in tensors.items():
-            is_on_host = config.lies_on_host(name, tensors)
-            storage = _HOST_ROWS if is_on_host else _DEVICE_ROWS
-            copy = storage.copied(value, config.value_dtype(name), value.device)
-            self.leaves[name] = copy.requires_grad_(True)
-            self._groups[name] = _Group(learning_rates[name], config.moment_dtype(name), storage)
-        self._late: LateBands | None = None
+        super().__init__(tensors, learning_rates, config)
         self._seed = seed
         self._unused: set[str] = set()
         self.color_gradients: list[ColorGradient] = []
         self._may_always: Tensor | None = None  # one, on the device. (1,) int32
-        # What recorded steps read; a row of numbers for each parameter.
-        self._recorded_inputs: StepInputs | None = None
-        self._is_made = False  # whether a recording has made the next step
+        self.is_made = False
 
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """The parameters by name, up to date."""
-        self.catch_up()
-        return self.leaves
+    def collecting(self, gaussians: Gaussians, *, as_factors: bool) -> Gaussians:
+        """Let a pass over activated Gaussians leave its gradients here.
 
-    @property
-    def resident(self) -> dict[str, Tensor]:
-        """The parameters that lie on the device, by name."""
-        resident = {}
-        for name, parameter in self.leaves.items():
-            if not self._is_on_host(name):
-                resident[name] = parameter
-        return resident
-
-    @property
-    def has_late_steps(self) -> bool:
-        """Whether steps of bands may wait."""
-        return self._is_on_host(_BANDS)
-
-    @property
-    def late_bands(self) -> LateBands | None:
-        """The bands with deferred updates; None if there are none."""
-        moments = self._groups[_BANDS].moments if self.has_late_steps else None
-        if self._late is None and moments is not None:
-            self._late = LateBands(self.leaves[_BANDS], moments)
-        return self._late
-
-    def catch_up(self) -> None:
-        """Make all steps that wait."""
-        if self._late is not None:
-            self._late.catch_up()
-
-    def learning_rates(self) -> dict[str, float]:
-        """Return the learning rates by parameter name."""
-        return {name: group.rate for name, group in self._groups.items()}
-
-    def set_learning_rate(self, name: str, value: float) -> None:
-        """Change the learning rate of one parameter."""
-        self._groups[name].rate = value
+        Those of colours may be factors where there are many Gaussians. Only such a pass may read
+        colours that lack steps.
+        """
+        if not as_factors or len(gaussians) < color_gradients.MIN_FACTORED:
+            self.catch_up()
+            return gaussians
+        return with_fields(
+            gaussians, color_gradients=self.color_gradients, late_bands=self.late_bands
+        )
 
     def mark_unused(self, name: str) -> None:
         """Let a parameter that acts on nothing step as with a gradient of zeros."""
@@ -158,70 +84,32 @@ class GroupedAdam:
     @torch.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient or is unused, then drop the gradients."""
-        names = self._stepping()
+        names = self.stepping()
         with_gradients = [name for name in names if self._has_gradient(name)]
-        if not self._is_made:
-            self._make_moments(names)
-            self._update(names, self._sent() if in_one_launch(self._device) else None)
+        if not self.is_made:
+            self.make_moments(names)
+            self.update(names, self.next_inputs() if in_one_launch(self.device) else None)
         for name in names:
-            self._groups[name].steps += 1
+            self.groups[name].steps += 1
         for name in with_gradients:
-            self._groups[name].moved = True
+            self.groups[name].moved = True
         self.zero_grad()
 
-    @torch.no_grad()
-    def record_step(self, may_step: Tensor) -> bool:
-        """Make the launches of the next step while launches are recorded; gradients stay.
+    def stepping(self) -> list[str]:
+        """Names of the parameters that the next step concerns."""
+        return [n for n in self.leaves if self._has_gradient(n) or n in self._unused]
 
-        Args:
-            may_step: Read on the device in each repetition; 0: nothing is changed. (1,) int32
-
-        Returns:
-            Whether that can be done: only after :meth:`send_numbers`, and a step launched one by
-            one, which makes the moments.
-        """
-        names = self._stepping()
-        inputs = self._recorded_inputs
-        if inputs is None or any(self._groups[name].moments is None for name in names):
-            return False
-        gradients = self.take_gradients()
-        self.put_gradients(_with_copies(gradients))
-        self._update(names, inputs._replace(may_step=may_step))
-        self.put_gradients(gradients)
-        return True
-
-    def mark_made(self) -> None:
-        """Note that a recording has made the next step, which has to be counted only."""
-        self._is_made = True
-
-    def step_facts(self) -> Hashable:
-        """Return the inputs of a recorded step besides the parameters."""
-        facts = []
-        for group in self._groups.values():
-            moments = group.moments or {}
-            addresses = tuple(moment.data_ptr() for moment in moments.values())
-            facts.append((group.moved, addresses))
-        return tuple(facts)
-
-    def send_numbers(self) -> None:
-        """Send rates and counts of the next step to where a recorded one reads them."""
-        inputs = self._sent()
-        if self._recorded_inputs is None:
-            self._recorded_inputs = StepInputs(inputs.numbers.clone(), inputs.may_step)
-        else:
-            self._recorded_inputs.numbers.copy_(inputs.numbers)
-
-    def _sent(self) -> StepInputs:
+    def next_inputs(self) -> StepInputs:
         """Rates and counts of the next step on the device, a row for each parameter."""
         steps = []
-        for name, group in self._groups.items():
+        for name, group in self.groups.items():
             steps.append((group.rate, group.steps + 1, self._rounding_seed(name)))
         if self._may_always is None:
-            self._may_always = torch.ones(1, dtype=torch.int32, device=self._device)
-        return StepInputs(upload(step_numbers(steps), self._device), self._may_always)
+            self._may_always = torch.ones(1, dtype=torch.int32, device=self.device)
+        return StepInputs(upload(step_numbers(steps), self.device), self._may_always)
 
-    def _update(self, names: Sequence[str], inputs: StepInputs | None) -> None:
-        """Change values and moments, and drop the gradients; see :meth:`_sent`."""
+    def update(self, names: Sequence[str], inputs: StepInputs | None) -> None:
+        """Change values and moments, and drop the gradients; see :meth:`next_inputs`."""
         if not self._steps_by_factors():
             self.catch_up()
         # First: the directions, in which the view saw the Gaussians, follow from their centres.
@@ -248,33 +136,22 @@ class GroupedAdam:
         late = self.late_bands if by_factors else None
         for gradient in self.color_gradients:
             if late is not None:
-                late.step(self._next_state(_BANDS, inputs), gradient)
+                late.step(self._next_state(BANDS, inputs), gradient)
             elif by_factors:
-                step_bands(self._next_state(_BANDS, inputs), gradient)
+                step_bands(self._next_state(BANDS, inputs), gradient)
             else:
                 rows = slice(0, len(gradient.colors))
-                bands = self.leaves[_BANDS]
-                self.add_gradients({_BANDS: coefficient_gradients(gradient, rows, bands.detach())})
-            self.add_gradients({_BASE: (gradient.colors * SH_C0)[:, None]})
+                bands = self.leaves[BANDS]
+                self.add_gradients({BANDS: coefficient_gradients(gradient, rows, bands.detach())})
+            self.add_gradients({BASE: (gradient.colors * SH_C0)[:, None]})
         self.color_gradients.clear()
 
     def _steps_by_factors(self) -> bool:
         """Whether the bands have the gradient of one view, as factors, and no other."""
-        return len(self.color_gradients) == 1 and self.leaves[_BANDS].grad is None
-
-    def _is_on_host(self, name: str) -> bool:
-        return name in self._groups and self._groups[name].storage is _HOST_ROWS
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.leaves.values())).device
-
-    def _stepping(self) -> list[str]:
-        """Names of the parameters that the next step concerns."""
-        return [n for n in self.leaves if self._has_gradient(n) or n in self._unused]
+        return len(self.color_gradients) == 1 and self.leaves[BANDS].grad is None
 
     def _has_gradient(self, name: str) -> bool:
-        is_color = name in (_BASE, _BANDS)
+        is_color = name in (BASE, BANDS)
         return self.leaves[name].grad is not None or (is_color and bool(self.color_gradients))
 
     def _gradient_to_step(self, name: str) -> Tensor | None:
@@ -282,24 +159,14 @@ class GroupedAdam:
         parameter = self.leaves[name]
         if parameter.grad is not None:
             return parameter.grad
-        if name not in self._unused or not self._groups[name].moved:
+        if name not in self._unused or not self.groups[name].moved:
             # Stepped by factors already; or the moments and the gradient are zeros.
             return None
         return torch.zeros_like(parameter)
 
-    def _make_moments(self, names: Sequence[str]) -> None:
-        for name in names:
-            parameter = self.leaves[name]
-            group = self._groups[name]
-            if group.moments is None:
-                group.moments = {}
-                for moment in MOMENTS:
-                    zeros = group.storage.zeros_like(parameter.detach(), group.moment_dtype)
-                    group.moments[moment] = zeros
-
     def _next_state(self, name: str, inputs: StepInputs | None) -> ParameterState:
         """A parameter with the arguments of its next step."""
-        group = self._groups[name]
+        group = self.groups[name]
         assert group.moments is not None, f"{name} has no moments"
         seed = 0
         on_device = None
@@ -319,7 +186,7 @@ class GroupedAdam:
 
     def _rounding_seed(self, name: str) -> int:
         """Seed of the next step's stochastic rounding; 0 for a parameter that is not rounded."""
-        group = self._groups[name]
+        group = self.groups[name]
         types = {self.config.value_dtype(name), group.moment_dtype}
         if types == {torch.float32}:
             return 0
@@ -331,12 +198,16 @@ class GroupedAdam:
             parameter.grad = None
         self.color_gradients.clear()
         self._unused.clear()
-        self._is_made = False
+        self.is_made = False
 
-    def drop_gradient(self, name: str) -> None:
-        """Exclude one parameter from the next step."""
-        self.leaves[name].grad = None
-        self._unused.discard(name)
+    def drop_gradients(self, names: Collection[str]) -> None:
+        """Exclude parameters from the next step; colours only together with all others."""
+        if self.leaves.keys() <= set(names):
+            self.zero_grad()
+            return
+        for name in names:
+            self.leaves[name].grad = None
+            self._unused.discard(name)
 
     def put_gradients(self, gradients: Gradients) -> None:
         """Set gradients that were taken, in place of those that there are."""
@@ -375,117 +246,14 @@ class GroupedAdam:
         """Return tensors that are finite only if all gradients are, by parameter name."""
         tensors = self.gradients()
         for gradient in self.color_gradients:
-            earlier = tensors.get(_BASE)
+            earlier = tensors.get(BASE)
             # A sum is finite only if its terms are.
-            tensors[_BASE] = (
+            tensors[BASE] = (
                 gradient.colors if earlier is None else gradient.colors + earlier.view(-1, 3)
             )
         return tensors
 
-    def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Return the moments by parameter name, where there are any."""
-        self.catch_up()
-        moments = {}
-        for name, group in self._groups.items():
-            if group.moments is not None:
-                moments[name] = group.moments
-        return moments
-
-    def keep_rows(self, keep: Tensor) -> None:
-        """Keep the rows where ``keep`` is true, moments included. keep: (N,) bool"""
-        for name, values in list(self.parameters.items()):
-            group = self._groups[name]
-            moments = group.moments or {}
-            chosen = {n: group.storage.selected(moment, keep) for n, moment in moments.items()}
-            self._swap(name, group.storage.selected(values, keep), chosen)
-
-    def append_rows(self, rows: Mapping[str, Tensor]) -> None:
-        """Add rows with zero moments to every parameter."""
-        parameters = self.parameters
-        for name, new in rows.items():
-            group = self._groups[name]
-            longer = {}
-            for moment_name, moment in (group.moments or {}).items():
-                zeros = moment.new_zeros(new.shape)
-                longer[moment_name] = group.storage.extended(moment, zeros)
-            self._swap(name, group.storage.extended(parameters[name], new), longer)
-
-    def replace(self, name: str, values: Tensor) -> None:
-        """Give one parameter new values and zero moments."""
-        self.catch_up()
-        group = self._groups[name]
-        copy = group.storage.copied(values, self.config.value_dtype(name), self._device)
-        zeros = {}
-        for moment_name in group.moments or {}:
-            zeros[moment_name] = group.storage.zeros_like(copy, group.moment_dtype)
-        self._swap(name, copy, zeros)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return Adam's state in torch's format, with one named group per tensor."""
-        self.catch_up()
-        state: dict[int, dict[str, Tensor]] = {}
-        groups = []
-        for index, (name, group) in enumerate(self._groups.items()):
-            if group.moments is not None:
-                step = torch.tensor(float(group.steps), device="cpu")
-                state[index] = {"step": step, **group.moments}
-            groups.append({"lr": group.rate, "name": name, **_GROUP_SETTINGS, "params": [index]})
-        return {"state": state, "param_groups": groups}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state saved by :meth:`state_dict` (or by torch's Adam), in any number type.
-
-        Raises:
-            ValueError: Names or shapes are not those of the parameters.
-        """
-        names = [group.get("name") for group in state["param_groups"]]
-        if names != list(self.leaves):
-            raise ValueError(f"optimiser groups {names}, expected {list(self.leaves)}")
-        self._late = None
-        for index, (name, group) in enumerate(self._groups.items()):
-            saved = state["state"].get(index)
-            group.rate = state["param_groups"][index]["lr"]
-            if saved is None:
-                group.steps = 0
-                group.moments = None
-                group.moved = False
-            else:
-                group.steps = int(saved["step"])
-                group.moments = self._moments_of(name, saved)
-                group.moved = any(bool(moment.any()) for moment in group.moments.values())
-
-    def _moments_of(self, name: str, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        parameter = self.leaves[name]
-        for moment in MOMENTS:
-            shape = tuple(saved[moment].shape)
-            expected = tuple(parameter.shape)
-            if shape != expected:
-                raise ValueError(f"{moment} of {name} has shape {shape}, expected {expected}")
-        group = self._groups[name]
-        moments = {}
-        for moment in MOMENTS:
-            moments[moment] = group.storage.copied(
-                saved[moment], group.moment_dtype, parameter.device
-            )
-        return moments
-
     def _swap(self, name: str, values: Tensor, moments: dict[str, Tensor]) -> None:
-        """Replace the values of a parameter, and its moments if it has any."""
-        group = self._groups[name]
-        if group.moments is not None:
-            group.moments = moments
-        if self._is_on_host(name):
-            # Of other rows; all steps were made.
-            self._late = None
-        self.leaves[name] = values.requires_grad_(True)
+        """Replace the values of a parameter, which is not unused any more."""
+        super()._swap(name, values, moments)
         self._unused.discard(name)
-
-
-def _with_copies(gradients: Gradients) -> Gradients:
-    """The same gradients, with copies of those to which factors are added in place."""
-    if not gradients.of_colors:
-        return gradients
-    dense = dict(gradients.dense)
-    for name in dense.keys() & {_BASE, _BANDS}:
-        dense[name] = dense[name].clone()
-    return gradients._replace(dense=dense)

@@ -42,6 +42,9 @@ class _MappedBytes:
 def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Make a device tensor in host memory; on a CPU, an ordinary tensor.
 
+    Args:
+        shape: Rows first, of less than 2 GiB each.
+
     Raises:
         UserError: The host has no such memory, or the device cannot reach it.
     """
@@ -49,7 +52,9 @@ def host_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -
     if device.type == "cpu" or n_bytes == 0:
         return torch.empty(*shape, dtype=dtype, device=device)
     try:
-        array: Any = wp.empty(n_bytes, dtype=_BYTE, device="cpu", pinned=True)
+        # In two dimensions, each of which Warp counts with 31 bits.
+        rows = shape[0]
+        array: Any = wp.empty((rows, n_bytes // rows), dtype=_BYTE, device="cpu", pinned=True)
         mapped = torch.as_tensor(_MappedBytes(array), device=device)
         _check_reach(mapped, array)
     except (RuntimeError, ValueError) as error:
@@ -67,5 +72,5 @@ def _check_reach(mapped: Tensor, array: Any) -> None:
         raise RuntimeError("torch copied it")
     mapped[:1] = _PROBE
     torch.cuda.synchronize(mapped.device)
-    if int(array.numpy()[0]) != _PROBE:
+    if int(array.numpy()[0, 0]) != _PROBE:
         raise RuntimeError("the GPU does not write to it")

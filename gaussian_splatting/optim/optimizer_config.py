@@ -112,5 +112,5 @@ def fields_without(config: DataclassInstance, *names: str) -> dict[str, Any]:
 
 def stage_identity(config: Any, *without: str) -> dict[str, Any]:
     """Return the settings of a stage that decide its result, as JSON values."""
-    values = fields_without(config, "split", "optimizer", "exposure", *without)
+    values = fields_without(config, "split", "records", "optimizer", "exposure", *without)
     return {**values, **config.exposure.identity(), **config.optimizer.identity()}

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from gaussian_splatting.core.cuda_graph import CudaRecorder, Recorder
 from gaussian_splatting.rasterization import WARP, Rasterizer
 from gaussian_splatting.rasterization.backends import RASTERIZERS, choose_rasterizer
 from sugar_utils.device import DEVICE_KINDS, choose_device, cuda_facts, make_current
@@ -30,13 +29,8 @@ class Compute:
     device_reason: str = field(default="", compare=False)
     rasterizer_reason: str = field(default="", compare=False)
     group: ProcessGroup = field(default=ALONE, compare=False)
-    # Whether passes over views may be recorded as CUDA graphs.
+    # Whether passes over views may be recorded as CUDA graphs; nothing is on a CPU.
     cuda_graph: bool = field(default=True, compare=False)
-
-    @property
-    def recorder(self) -> Recorder | None:
-        """A recorder of CUDA graphs; None on the CPU, or where none are wanted."""
-        return CudaRecorder(self.device) if self.cuda_graph and self.device.type == "cuda" else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -103,7 +97,8 @@ class BackendFlags(DeviceFlags):
     cuda_graph: str = flag(
         "auto",
         "record a training step on a GPU once as a CUDA graph, and replay it, so the GPU does not "
-        "wait for the host. auto: with the built-in rasterizer, if it gives the same bits; off: "
+        "wait for the host. auto: with the built-in rasterizer, if a check in a process of its own "
+        "has passed and the bits are the same; off: "
         "launch every kernel",
         group="backends",
         choices=CUDA_GRAPH_CHOICES,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -29,9 +30,18 @@ SPARE = 4096
 """Room beyond the count of the last visit: a factor, and a constant for views with few
 intersections."""
 
+STEPS_PER_DOUBLING = 4
+"""Sizes of lists between a size and its double, where one list is to serve many views."""
+
 MAX_PREDICTION = 2**30  # the count may double and its index still fits in 32 bits
 
 _launch = functools.partial(launch, min_items=MIN_ITEMS)
+
+
+def rounded_up(capacity: int) -> int:
+    """Round the length of lists up to one of few sizes."""
+    step = math.ceil(STEPS_PER_DOUBLING * math.log2(max(1, capacity)))
+    return math.ceil(2 ** (step / STEPS_PER_DOUBLING))
 
 
 class PredictionMissed(Exception):
@@ -64,6 +74,11 @@ class _Visit(NamedTuple):
     n_intersections: int
     n_gaussians: int
 
+    def capacity(self, n_gaussians: int) -> int:
+        """Return the length of tile lists that is enough with so many Gaussians."""
+        growth = max(1.0, n_gaussians / max(1, self.n_gaussians))
+        return int(MARGIN * (self.n_intersections * growth)) + SPARE
+
 
 class IntersectionPrediction:
     """Predicts a view's number of (tile, Gaussian) intersections from its last visit.
@@ -84,11 +99,19 @@ class IntersectionPrediction:
         visit = self._last_visits.get(_ViewSize.of(camera))
         if visit is None:
             return None
-        growth = max(1.0, n_gaussians / max(1, visit.n_gaussians))
-        capacity = int(MARGIN * (visit.n_intersections * growth)) + SPARE
+        capacity = visit.capacity(n_gaussians)
         if capacity > MAX_PREDICTION:
             return None
         return PredictedCount(self, camera, n_gaussians, capacity)
+
+    def largest(self, camera: Camera, n_gaussians: int) -> int:
+        """Return the largest capacity of all visited views of the size of one; 0 without any."""
+        size = (camera.width, camera.height)
+        capacities = []
+        for view, visit in self._last_visits.items():
+            if (view.width, view.height) == size:
+                capacities.append(visit.capacity(n_gaussians))
+        return min(max(capacities, default=0), MAX_PREDICTION)
 
     def record(self, camera: Camera, n_gaussians: int, count: int) -> None:
         """Record the exact number of intersections of a view."""

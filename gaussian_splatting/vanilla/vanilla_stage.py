@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -68,8 +68,8 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
     Args:
         export: Writes the model of an iteration.
         region: Where Gaussians may be.
-        components: Components beside the model, besides densification.
-        growth: The component of growing images, which limits the number of Gaussians, too.
+        components: Components beside the model, besides densification; that of growing images
+            limits the number of Gaussians, too.
     """
 
     name = "vanilla"
@@ -79,10 +79,9 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         cloud: GaussianCloud,
         config: VanillaConfig,
         region: Region,
-        export: Callable[[int, GaussianCloud], object],
+        export: Callable[[int, VanillaStage], object],
         rasterizer: Rasterizer = WARP,
         components: Iterable[Component] = (),
-        growth: GrowingResolution | None = None,
     ) -> None:
         self.extent = region.extent
         self.model = TrainableCloud(
@@ -94,9 +93,7 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         self._export = export
         self._rasterizer = rasterizer
         self.components = list(components)
-        if growth is not None:
-            self.components.append(growth)
-        self.components += self._population_components(region, growth)
+        self.components += self._population_components(region)
 
     def phase(self, iteration: int) -> str:
         """Gaussians grow in number, then are refined."""
@@ -109,9 +106,9 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
 
     def train_on(self, view: TrainingView, resources: StepResources) -> ViewResult:
         """Backpropagate the colour loss, and terms of components."""
-        degree = self._sh_degree(view.iteration)
+        degree = self.sh_degree(view.iteration)
         activated = self.model.trained_cloud.activate(graph=False)
-        gaussians = self.leaving_factors(activated, resources)
+        gaussians = self.collecting(activated, view, resources)
         if degree == 0:
             # Three quarters of all values rest until colours depend on the direction.
             self.model.optimizer.mark_unused("sh_rest")
@@ -132,11 +129,7 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
         """Complete a view, and put it on its background."""
         return self.composited(super().prepare(view))
 
-    def recorded_as(self, view: TrainingView) -> Hashable | None:
-        """Return the degree of the colours."""
-        return self._sh_degree(view.iteration) if self._is_plain(view.iteration) else None
-
-    def _sh_degree(self, iteration: int) -> int:
+    def sh_degree(self, iteration: int) -> int:
         """Degree of the spherical harmonics, which grows with the iterations."""
         return min(self._config.sh_degree, iteration // self._config.sh_interval)
 
@@ -167,13 +160,15 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
 
     def export(self, iteration: int) -> None:
         """Write the model."""
-        self._export(iteration, self.model.cloud.detached())
+        self._export(iteration, self)
 
-    def _population_components(
-        self, region: Region, growth: GrowingResolution | None
-    ) -> list[Component]:
+    def _population_components(self, region: Region) -> list[Component]:
         """Densification, and the scores that restrict it."""
         config = self._config
+        allowed = None
+        for component in self.components:
+            if isinstance(component, GrowingResolution):
+                allowed = component.allowed
         scores = None
         if config.scores:
             scores = PruningScores(
@@ -190,6 +185,6 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
             VanillaSchedule(config),
             region,
             config.random_seed,
-            GrowthLimits(scores, growth.allowed if growth else None),
+            GrowthLimits(scores, allowed),
         )
         return [densification] if scores is None else [densification, scores]

@@ -34,6 +34,7 @@ class CpuRecording:
     def __init__(self) -> None:
         self.repeats: list[Repeat] = []
         self.results: list[Tensor] = []  # of all operations
+        self.allocated: set[int] = set()  # addresses of memory that operations took
         self.n_replays = 0
 
     def replay(self) -> None:
@@ -45,7 +46,7 @@ class CpuRecording:
 
 
 class CpuRecorder:
-    """Records as a GPU would, see ``gaussian_splatting.core.cuda_graph``."""
+    """Records as a GPU would, see ``gaussian_splatting.engine.recording.cuda_graph``."""
 
     def __init__(self) -> None:
         self.recordings: list[CpuRecording] = []
@@ -53,10 +54,17 @@ class CpuRecorder:
     def record(self, work: Callable[[], Result]) -> tuple[CpuRecording, Result]:
         """Record, and do, some work."""
         recording = CpuRecording()
-        with _Forbidden(), _Operations(recording), _launches(recording.repeats):
+        with recording_into(recording):
             result = work()
         self.recordings.append(recording)
         return recording, result
+
+
+@contextlib.contextmanager
+def recording_into(recording: CpuRecording) -> Iterator[None]:
+    """Record what is done in the context."""
+    with _Forbidden(), _Operations(recording), _launches(recording.repeats):
+        yield
 
 
 class _Forbidden(TorchFunctionMode):
@@ -87,6 +95,8 @@ class _Operations(TorchDispatchMode):
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         # Launches know addresses only: the tensors that they read are held here.
         self._recording.results += tensors
+        if not func.is_view and not func._schema.is_mutable:
+            self._recording.allocated.update(t.untyped_storage().data_ptr() for t in tensors)
         repeat = _repeat_of(func, args, kwargs, tensors)
         if repeat is not None:
             self._recording.repeats.append(repeat)

@@ -32,9 +32,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.core.cuda_graph import Recorder
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.recording.cuda_graph import Recorder
+from gaussian_splatting.engine.recording.recorded_runner import RecordedRunner
 from gaussian_splatting.engine.stage import Stage
+from gaussian_splatting.engine.step_runner import plain_runner
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.losses import photometric
 from gaussian_splatting.optim import adam, band_steps
@@ -253,13 +255,14 @@ def _camera() -> Camera:
 
 def count(phase: str, recorder: Recorder | None = None) -> Counts:
     """One iteration of a phase, after those that make, or record, what is kept."""
-    n_before = 1 if recorder is None else 4
+    n_before = 1 if recorder is None else 5
+    new_runner = plain_runner if recorder is None else functools.partial(RecordedRunner, recorder)
     with pretend_gpu(), gpu_paths():
         (stage, iteration), camera = PHASES[phase](), _camera()
         stepper = Stepper(
             stage,
             [camera] * 9,
-            RunContext(MadeUpPhotographs(_photograph), Console(), recorder=recorder),
+            RunContext(MadeUpPhotographs(_photograph), Console(), new_runner=new_runner),
             first=iteration,
             seed=0,
         )

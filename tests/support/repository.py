@@ -25,6 +25,8 @@ FOLDERS = (
     "gaussian_splatting/losses",
     "gaussian_splatting/optim",
     "gaussian_splatting/engine",
+    "gaussian_splatting/engine/recording",
+    "gaussian_splatting/engine/checks",
     "gaussian_splatting/engine/reporting",
     "gaussian_splatting/components",
     "gaussian_splatting/vanilla",

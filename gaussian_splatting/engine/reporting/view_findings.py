@@ -172,7 +172,6 @@ def find(stage: Stage, scene: Scene, load_image: Callable[[Camera], Tensor]) -> 
     any other program.
     """
     measurement = _Measurement(stage, scene, load_image)
-    components = stage.components
     held_out = measurement.score(scene.test_cameras, measurement.render_and_look)
     posed = None
     if stage.fits_held_out_poses:
@@ -186,12 +185,12 @@ def find(stage: Stage, scene: Scene, load_image: Callable[[Camera], Tensor]) -> 
     looks_at_training = not scene.test_cameras
     render = measurement.render_and_look if looks_at_training else measurement.render
     training = measurement.score(chosen, render)
-    summaries = [component.summary() for component in components]
+    reports = [component.report() for component in stage.components]
     return Findings(
         held_out,
         training,
-        component_figures=tuple(f for component in components for f in component.figures()),
-        summaries=tuple(line for line in summaries if line is not None),
+        component_figures=tuple(figure for report in reports for figure in report.figures),
+        summaries=tuple(report.summary for report in reports if report.summary is not None),
         posed=posed,
         with_dropped=with_dropped,
         **measurement.means(),

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over a view that was recorded, with the tensors that it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.engine.component import ViewResult
+from gaussian_splatting.engine.guard import may_step, probes_of
+from gaussian_splatting.engine.recording.cuda_graph import Recorder
+from gaussian_splatting.engine.stage import Stage, StepResources, numbers_to_check
+from gaussian_splatting.engine.training_views import TrainingView
+from gaussian_splatting.optim.adam import Gradients
+from gaussian_splatting.optim.recorded_step import RecordedStep
+from gaussian_splatting.rasterization.projection import IntersectionPrediction, PredictedCount
+from gaussian_splatting.rasterization.projection_kernels import camera_record
+
+MAX_TERMS = 64  # of the loss of a view
+
+
+class FixedCapacity(IntersectionPrediction):
+    """Predicts the same number for every view: the capacity of a recording."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._capacity = capacity
+
+    def predict(self, camera: Camera, n_gaussians: int) -> PredictedCount:
+        """Return the capacity."""
+        return PredictedCount(self, camera, n_gaussians, self._capacity)
+
+
+class RecordedPass:
+    """One recorded pass with the tensors that it reads and writes.
+
+    Args:
+        with_step: Record the optimiser's step, too.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        recorder: Recorder,
+        view: TrainingView,
+        resources: StepResources,
+        *,
+        with_step: bool,
+    ) -> None:
+        self._stage = stage
+        self._optimizer = stage.model.optimizer
+        self._view = copied(view)
+        self._inputs: list[Any] = list(inputs_of(self._view))
+        # Numbers of cameras that no other view shares, because these cameras are copies.
+        device = stage.model.device
+        self._records = {c: camera_record(c, device) for c in cameras_in(self._inputs)}
+        # Zero while launches are recorded: a recorder may carry them out.
+        self._is_enabled = torch.zeros(1, dtype=torch.int32, device=device)
+        self._step = RecordedStep(self._optimizer) if with_step else None
+        # Outside of the recording: the loop holds the values of the terms, and would hold memory
+        # of the recording with them when it is dropped.
+        self._values = torch.zeros(MAX_TERMS, device=device)
+        self._recording, self._result = recorder.record(lambda: self._recorded_work(resources))
+        self._gradients = self._optimizer.take_gradients()
+        self._is_enabled.fill_(1)
+
+    def _recorded_work(self, resources: StepResources) -> ViewResult:
+        result = self._stage.train_on(self._view, resources)
+        values = self._values[: len(result.terms)]
+        values.copy_(torch.stack([value.reshape(()) for value in result.terms.values()]))
+        terms = dict(zip(result.terms, values.unbind(), strict=True))
+        result = replace(result, terms=terms)
+        if self._step is None:
+            return result
+        numbers = numbers_to_check(self._stage, result)
+        probes = probes_of(numbers)
+        is_recorded = self._step.record(may_step(numbers, probes) * self._is_enabled)
+        return replace(result, probes=probes) if is_recorded else result
+
+    def gradients(self, view: TrainingView, predictor: IntersectionPrediction) -> Gradients:
+        """Carry the pass out on a view without its step, and return the gradients."""
+        self._is_enabled.zero_()
+        self.repeat(view, predictor)
+        self._is_enabled.fill_(1)
+        return self._optimizer.take_gradients()
+
+    def repeat(self, view: TrainingView, predictor: IntersectionPrediction) -> ViewResult:
+        """Carry the pass out on another view."""
+        step = self._step if self._result.probes is not None else None
+        if step is not None:
+            step.send_numbers()
+        cameras = {}
+        for recorded, value in zip(self._inputs, inputs_of(view), strict=True):
+            if isinstance(value, Camera):
+                cameras[recorded] = value
+                record = self._records[recorded]
+                record.copy_(camera_record(value, record.device))
+            else:
+                recorded.detach().copy_(value.detach())
+        self._recording.replay()
+        self._optimizer.put_gradients(self._gradients)
+        if step is not None:
+            step.mark_made()
+        if view.exposure is not None and self._view.exposure is not None:
+            view.exposure.grad = self._view.exposure.grad
+        predicted = []
+        for guess in self._result.predicted:
+            camera = cameras[guess.camera]
+            is_of_tiles = isinstance(guess.predictor, FixedCapacity)
+            source = predictor if is_of_tiles else guess.predictor
+            predicted.append(replace(guess, predictor=source, camera=camera, count=None))
+        return replace(self._result, view=view, predicted=predicted)
+
+
+def inputs_of(value: Any) -> Iterator[Tensor | Camera]:
+    """Tensors and cameras of a view, and of what it holds, in the order of the fields."""
+    if isinstance(value, Tensor | Camera):
+        yield value
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from inputs_of(getattr(value, field.name))
+
+
+def cameras_in(inputs: Iterable[Tensor | Camera]) -> list[Camera]:
+    return [value for value in inputs if isinstance(value, Camera)]
+
+
+def copied(value: Any) -> Any:
+    """Copy a view with all its tensors and cameras; other values are shared."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, Camera):
+        return replace(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        copies = {field.name: copied(getattr(value, field.name)) for field in fields(value)}
+        return replace(value, **copies)
+    return value
+
+
+def are_equal(some: Gradients, others: Gradients) -> bool:
+    """Whether gradients agree in all bits."""
+    if some.dense.keys() != others.dense.keys() or len(some.of_colors) != len(others.of_colors):
+        return False
+    pairs = [(gradient, others.dense[name]) for name, gradient in some.dense.items()]
+    for one, other in zip(some.of_colors, others.of_colors, strict=True):
+        pairs.append((one.colors, other.colors))
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def facts_of(inputs: Iterable[Tensor | Camera]) -> Hashable:
+    """Sizes and types of what a pass reads of a view."""
+    facts: list[Hashable] = []
+    for value in inputs:
+        if isinstance(value, Camera):
+            facts.append((value.width, value.height, value.shows_object))
+        else:
+            facts.append((value.shape, value.dtype, value.requires_grad))
+    return tuple(facts)
