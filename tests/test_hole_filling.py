@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from gaussian_splatting.data.masks import VisualHull, distance_outside
-from sugar_extractors.mesh.depth_views import DepthView
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import (
@@ -21,10 +20,11 @@ from sugar_extractors.mesh.holes.hole_filling import (
     simple_loops,
 )
 from sugar_extractors.mesh.holes.hole_shapes import MIN_COVERING_VIEWS, Judgement
-from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.subdivision import with_split_faces
 from sugar_extractors.mesh.tsdf import TsdfConfig
+from sugar_scene.depth_view import DepthView
+from sugar_scene.regions import Box
+from sugar_scene.subdivision import with_split_faces
 from sugar_scene.triangle_mesh import (
     Topology,
     TriangleMesh,

@@ -23,21 +23,22 @@ from gaussian_splatting.engine.run_identity import scene_inputs
 from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh import depth_views, level_sets, meshing_backends, seams
-from sugar_extractors.mesh.depth_views import Renderer
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import fill_holes
-from sugar_extractors.mesh.level_sets import Box, LevelSetModel, SurfaceSamples
+from sugar_extractors.mesh.level_sets import LevelSetModel, SurfaceSamples
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.mesh_finishing import decimated_to_error, finish_mesh
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.observed_region import observed_region, without_bare_border
 from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
-from sugar_extractors.mesh.subdivision import covered_pixels, split_to_pixels, visible_part
 from sugar_extractors.mesh.tetrahedra import TetrahedraFusion
 from sugar_extractors.mesh.tsdf import FusedRegion, Fusion, TsdfConfig
 from sugar_extractors.results import read_state
 from sugar_scene import triangle_mesh
+from sugar_scene.depth_view import Renderer
+from sugar_scene.regions import Box
 from sugar_scene.reprojection import NeighborViews
+from sugar_scene.subdivision import covered_pixels, split_to_pixels, visible_part
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console

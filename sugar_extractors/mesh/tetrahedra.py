@@ -17,7 +17,6 @@ import torch
 
 from gaussian_splatting.core.cloud import Gaussians, rotation_matrices
 from sugar_extractors.mesh.fused_distances import FusedDistances
-from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.marching_cubes import EMPTY_MESH
 from sugar_extractors.mesh.marching_tetrahedra import (
     EDGES,
@@ -29,6 +28,7 @@ from sugar_extractors.mesh.marching_tetrahedra import (
 from sugar_extractors.mesh.observed_region import ObservedRegion
 from sugar_extractors.mesh.tsdf import FusedRegion, Fusion
 from sugar_scene import triangle_mesh
+from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
 
 MIN_OPACITY = 0.03  # fainter Gaussians give no corners

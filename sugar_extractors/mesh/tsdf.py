@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_extractors.mesh.depth_views import DepthView, Renderer
 from sugar_extractors.mesh.fused_distances import BLOCK, FusedDistances
-from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, SparseField, extract_surface
 from sugar_extractors.mesh.observed_region import ObservedRegion
 from sugar_scene import triangle_mesh
+from sugar_scene.depth_view import DepthView, Renderer
+from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 from sugar_utils.flags import non_negative_float, positive_float

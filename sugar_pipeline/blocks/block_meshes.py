@@ -13,20 +13,20 @@ from scipy.spatial import KDTree
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.scenes.scene import Scene
-from sugar_extractors.mesh.depth_views import DepthView
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import FilledMesh, HoleCounts, fill_holes
-from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.mesh.observed_region import observed_region, without_bare_border
-from sugar_extractors.mesh.subdivision import covered_pixels, visible_part
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_pipeline.blocks.block_depths import INDEX_FILE, StoredView, stored_views
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, voxel_size
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
+from sugar_scene.depth_view import DepthView
+from sugar_scene.regions import Box
+from sugar_scene.subdivision import covered_pixels, visible_part
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, Pixels, pixels_of
 from gaussian_splatting.data.masks import OVERVIEW_SIDE, VisualHull, is_outside
-from sugar_extractors.mesh.depth_views import Renderer
 from sugar_extractors.mesh.holes.hole_shapes import Judgement
-from sugar_extractors.mesh.level_sets import Box
+from sugar_scene.depth_view import Renderer
+from sugar_scene.regions import Box
 
 FRONT_VOXELS = 4.0  # by which a point stands before a surface: the reach of fused distances
 FRONT_PIXELS = 2  # all pixels this near to a point have to show a deeper surface: edges are blurred

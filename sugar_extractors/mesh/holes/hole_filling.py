@@ -26,8 +26,8 @@ from sugar_extractors.mesh.holes.hole_shapes import (
 )
 from sugar_extractors.mesh.holes.patches import Patch, refined
 from sugar_extractors.mesh.holes.rim_triangulation import RimEdges, triangulated
-from sugar_extractors.mesh.level_sets import Box
 from sugar_scene import triangle_mesh as meshes
+from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
 
 MODES = ("auto", "none")
