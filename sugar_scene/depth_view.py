@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, pixel_rays
+from gaussian_splatting.data.masks import VisualHull
 
 
 @dataclass(frozen=True)
@@ -30,3 +32,13 @@ class DepthView:
 
 
 Renderer = Callable[[Camera], DepthView]
+
+
+@dataclass(frozen=True)
+class FusedViews:
+    """The views whose depth is fused, and the masks of an object in them."""
+
+    cameras: Sequence[Camera]
+    renderer: Callable[[], Renderer]  # makes the renderer of their depth, on first use
+    hull: VisualHull | None  # of the masks; None without
+    device: torch.device

@@ -35,8 +35,8 @@ class Box:
 
     def contains(self, points: np.ndarray) -> np.ndarray:
         """Return which points lie strictly inside. (P, 3) -> (P,) bool"""
-        low = np.float32(self.low)
-        high = np.float32(self.high)
+        low = np.array(self.low, dtype=np.float32)
+        high = np.array(self.high, dtype=np.float32)
         return np.all((points > low) & (points < high), axis=1)
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, SparseField, extrac
 from sugar_extractors.mesh.observed_region import ObservedRegion
 from sugar_scene import triangle_mesh
 from sugar_scene.depth_view import DepthView, Renderer
-from sugar_scene.regions import Box
+from sugar_scene.regions import WHOLE, Box, Region
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 from sugar_utils.flags import non_negative_float, positive_float
@@ -121,10 +121,7 @@ class Fusion:
         mesh = extract_surface(field)
         if region is not None and mesh.n_faces:
             mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
-        shortest = config.min_diagonal * field.voxel
-        mesh = triangle_mesh.without_small_components(mesh, config.min_component, shortest)
-        if config.fill:
-            mesh = triangle_mesh.with_holes_filled(mesh, config.fill)
+        mesh = cleaned(mesh, config, config.min_diagonal * field.voxel)
         return FusedRegion(mesh, field.voxel, field.distances.numel())
 
     def automatic_voxel(self) -> float | None:
@@ -184,6 +181,24 @@ class Fusion:
                 mark_reached(self.render(camera), self.box.low, voxel, reach, reached)
                 progress.update(done)
         return reached
+
+
+def cleaned(
+    mesh: TriangleMesh, config: TsdfConfig, min_diagonal: float, region: Region = WHOLE
+) -> TriangleMesh:
+    """Remove small components and close pinholes, but nothing that goes on in another region.
+
+    Args:
+        min_diagonal: Of the box of a component that stays however few triangles it has, world
+            units.
+    """
+    continues = region.shared(mesh.vertices)
+    mesh = triangle_mesh.without_small_components(
+        mesh, config.min_component, min_diagonal, continues
+    )
+    if not config.fill:
+        return mesh
+    return triangle_mesh.with_holes_filled(mesh, config.fill, region.shared(mesh.vertices))
 
 
 def mark_reached(
