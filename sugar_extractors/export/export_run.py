@@ -28,7 +28,7 @@ from gaussian_splatting.formats.placement import (
 from gaussian_splatting.formats.spz import SpzFit
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.export.companions import companions_of
-from sugar_extractors.export.engines.colliders import Collider, collider_of
+from sugar_extractors.export.engines.colliders import collider_of
 from sugar_extractors.export.engines.levels import (
     coarser_levels,
     further_level_files,
@@ -38,17 +38,13 @@ from sugar_extractors.export.engines.levels import (
 from sugar_extractors.export.export_options import ExportOptions
 from sugar_extractors.export.format_types import (
     WORLD_OF_UP,
-    CombinedExport,
     CombinedFormat,
     GaussianFormat,
-    MeshExport,
     MeshFormat,
-    PointExport,
     PointFormat,
     World,
 )
 from sugar_extractors.export.formats import WITH_LEVELS, readable_suffixes
-from sugar_extractors.export.mesh_reduction import shape_of, simplified
 from sugar_extractors.export.point_clouds import read_points
 from sugar_extractors.export.reading import (
     has_gaussians,
@@ -63,8 +59,10 @@ from sugar_extractors.export.reposing import (
     with_triangles,
     write_binding,
 )
+from sugar_extractors.export_contents import Collider, CombinedExport, MeshExport, PointExport
 from sugar_extractors.placing import PlacementOptions, placing_matrix, scale_of
 from sugar_extractors.results import Capture, capture_of, scene_of
+from sugar_extractors.texture.mesh_reduction import shape_of, simplified
 from sugar_maps import map_records
 from sugar_maps.map_placement import MapFlags, MapPlacement
 from sugar_maps.placing import metric_scale, place_on_map

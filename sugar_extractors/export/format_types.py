@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -15,8 +14,7 @@ from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import GLB_AXES, Z_UP_AXES
 from gaussian_splatting.formats.placement import UP, Z_UP
 from gaussian_splatting.formats.spz import SpzFit
-from sugar_extractors.export.engines.colliders import Collider
-from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
+from sugar_extractors.export_contents import CombinedExport, MeshExport, PointExport
 from sugar_utils.errors import Notify
 
 Writer = Callable[[Path, GaussianCloud], np.ndarray | None]
@@ -121,26 +119,6 @@ class GaussianFormat(ExportFormat):
     fit: Callable[[Path, GaussianCloud], SpzFit] | None = None
 
 
-@dataclass(frozen=True)
-class MeshExport:
-    """A mesh on its way into a file."""
-
-    mesh: TexturedMesh  # in the axes that the format's writer expects
-    target: Path  # file that is exported
-    paths: Mapping[Path, Path]  # where to write each of ``files_of(target)`` for now
-    upright: bool  # whether the mesh has the axes of the format already
-    lit: bool  # whether viewers light the mesh
-    normal_map: bool
-    notify: Notify
-    collider: Collider | None = None  # in the axes of the mesh
-    coarser: tuple[TexturedMesh, ...] = ()  # further levels of detail, in the axes of the mesh
-
-    @property
-    def path(self) -> Path:
-        """Where to write the target for now."""
-        return self.paths[self.target]
-
-
 def _only_target(target: Path, normal_map: bool) -> list[Path]:
     return [target]
 
@@ -158,18 +136,6 @@ class MeshFormat(ExportFormat):
     for_printers: bool = False  # whether a result has to be scaled to metres
 
 
-@dataclass(frozen=True)
-class CombinedExport:
-    """A mesh and its Gaussians on their way into one file."""
-
-    mesh: TexturedMesh  # in the axes of the format
-    cloud: GaussianCloud  # in the axes of the format
-    target: Path  # file that is exported
-    path: Path  # where to write it for now
-    lit: bool  # whether viewers light the mesh
-    collider: Collider | None = None  # in the axes of the format
-
-
 @dataclass(frozen=True, kw_only=True)
 class CombinedFormat(ExportFormat):
     """A format of files with a textured mesh and its Gaussians."""
@@ -179,52 +145,6 @@ class CombinedFormat(ExportFormat):
     holds_antialiasing: bool = False  # whether other programs can read that Gaussians are such
     # Compares a cloud with the ranges of the format; None where it holds all values.
     fit: Callable[[Path, GaussianCloud], SpzFit] | None = None
-
-
-@dataclass(frozen=True)
-class PointCloud:
-    """Points with colours, and what else their source has."""
-
-    positions: np.ndarray  # (N, 3) float64
-    colors: np.ndarray  # (N, 3) uint8
-    normals: np.ndarray | None = None  # of length 1, (N, 3) float64; None of Gaussians
-    opacities: np.ndarray | None = None  # (N,) in [0, 1]; None of a mesh
-
-    def moved(self, matrix: np.ndarray) -> PointCloud:
-        """Return the points after a similarity. (4, 4)"""
-        linear = matrix[:3, :3]
-        positions = self.positions @ linear.T + matrix[:3, 3]
-        normals = None
-        if self.normals is not None:
-            turned = self.normals @ linear.T
-            normals = turned / np.linalg.norm(turned, axis=1, keepdims=True)
-        return replace(self, positions=positions, normals=normals)
-
-
-class CoordinateSystem(Protocol):
-    """A coordinate system of a map."""
-
-    @property
-    def name(self) -> str:
-        """Its code, or the beginning of its definition."""
-        ...
-
-    @property
-    def definition(self) -> str:
-        """Its definition, as pyproj reads it."""
-        ...
-
-
-@dataclass(frozen=True)
-class PointExport:
-    """Points on their way into a file."""
-
-    points: PointCloud  # in coordinates near zero
-    offset: np.ndarray  # to add to them, (3,) float64
-    system: CoordinateSystem | None  # of the map; None where there is none
-    is_metric: bool  # whether the unit is a metre
-    path: Path  # where to write the file for now
-    notify: Notify
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch.nn.functional import normalize
 
 from gaussian_splatting.core.moved import moved_points
 from gaussian_splatting.data.cameras import Camera
-from sugar_extractors.export.mesh_reduction import simplified
 from sugar_extractors.placing import PlacementOptions, placing_matrix
+from sugar_extractors.texture.mesh_reduction import simplified
 from sugar_scene.mesh_files.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,

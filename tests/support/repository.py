@@ -43,9 +43,9 @@ FOLDERS = (
     "sugar_extractors/mesh/holes",
     "sugar_extractors/mesh",
     "sugar_extractors/texture",
-    "sugar_extractors/export",
     "sugar_extractors/export/engines",
     "sugar_extractors/export/usd",
+    "sugar_extractors/export",
     "sugar_extractors/outputs",
     "sugar_viewer",
     "sugar_pipeline/quality",
@@ -62,8 +62,6 @@ FLOORS = tuple(dict.fromkeys(folder.split("/")[0] for folder in FOLDERS))
 
 KNOWN_UPWARD_IMPORTS = {
     ("gaussian_splatting/engine", "gaussian_splatting/engine/reporting"),
-    ("sugar_extractors/export", "sugar_extractors/export/engines"),
-    ("sugar_extractors/export", "sugar_extractors/export/usd"),
 }
 """(folder, folder above it) of the imports that do not point down yet: no pair is ever added."""
 
