@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents of exported files, as the writers of formats get them."""
+"""Contents of exported files: as results are read, and as the writers of formats get them.
+
+What is read has ``positions``, (N, 3), by which it is placed, and is ``moved`` by a similarity.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,66 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.moved import moved_cloud, moved_points
+from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import Notify
+
+
+@dataclass(frozen=True)
+class GaussianContent:
+    """Gaussians."""
+
+    cloud: GaussianCloud
+    bound: BoundCloud | None = None  # on their mesh, before that was edited; None of other ones
+
+    @property
+    def positions(self) -> np.ndarray:
+        """The centres. (N, 3)"""
+        return self.cloud.means.double().numpy()
+
+    def moved(self, matrix: np.ndarray) -> GaussianContent:
+        """Return the Gaussians after a similarity, (4, 4); those that stay keep all their bits."""
+        return replace(self, cloud=_moved_gaussians(self.cloud, matrix))
+
+
+@dataclass(frozen=True)
+class MeshContent:
+    """The levels of detail of a textured mesh."""
+
+    full: TexturedMesh  # with all triangles
+    levels: tuple[TexturedMesh, ...]  # the finest first, which may have fewer triangles
+
+    @property
+    def positions(self) -> np.ndarray:
+        """The vertices of the full mesh. (V, 3)"""
+        return self.full.vertices.double().numpy()
+
+    def moved(self, matrix: np.ndarray) -> MeshContent:
+        """Return all levels after a similarity. (4, 4)"""
+        return replace(self, levels=tuple(moved_mesh(level, matrix) for level in self.levels))
+
+
+@dataclass(frozen=True)
+class CombinedContent:
+    """A textured mesh and its Gaussians."""
+
+    mesh: MeshContent  # one level
+    cloud: GaussianCloud
+    to_mesh: np.ndarray  # from where the Gaussians stand to where the mesh does, (4, 4)
+
+    @property
+    def positions(self) -> np.ndarray:
+        """The vertices of the full mesh. (V, 3)"""
+        return self.mesh.positions
+
+    def moved(self, matrix: np.ndarray) -> CombinedContent:
+        """Return both after a similarity of the mesh, (4, 4); the Gaussians come along."""
+        cloud = _moved_gaussians(self.cloud, matrix @ self.to_mesh)
+        return CombinedContent(self.mesh.moved(matrix), cloud, np.eye(4))
 
 
 @dataclass(frozen=True)
@@ -112,3 +171,13 @@ class PointExport:
     is_metric: bool  # whether the unit is a metre
     path: Path  # where to write the file for now
     notify: Notify
+
+
+def moved_mesh(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
+    """Return a textured mesh after a similarity. (4, 4)"""
+    vertices = moved_points(mesh.vertices.double().numpy(), matrix)
+    return replace(mesh, vertices=torch.from_numpy(vertices.astype(np.float32)))
+
+
+def _moved_gaussians(cloud: GaussianCloud, matrix: np.ndarray) -> GaussianCloud:
+    return cloud if np.array_equal(matrix, np.eye(4)) else moved_cloud(cloud, matrix)
