@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sugar_capture.gps.geocentric import geocentric
+from sugar_capture.gps.geocentric import tangential
 from sugar_utils.errors import UserError, printable
 from sugar_utils.libraries import load_package
 
@@ -31,9 +31,6 @@ _MAX_EPSG = 1_000_000
 _PROJ_MORE = ("+towgs84", "+vunits", "+vto_meter", "+geoidgrids", "+axis", "+to_meter")
 _METRES = ("metre", "meter")
 _MAX_STRETCH = 0.005  # by which the scale of a map may differ from 1
-_SEMI_MAJOR_AXIS = 6_378_137.0  # of WGS84, metres
-_FLATTENING = 1 / 298.257223563
-_SQUARED_ECCENTRICITY = _FLATTENING * (2 - _FLATTENING)
 _CODE = re.compile(r"(?:EPSG:+)?\s*(\d+)", re.IGNORECASE)
 _UTM_NAME = re.compile(r"WGS\s*_?84[\s/]*UTM\s*(?:zone)?\s*(\d{1,2})\s*([NS])", re.IGNORECASE)
 _AUTHORITY = re.compile(r"(?:AUTHORITY|ID)\[\"EPSG\",\s*\"?(\d+)\"?\]\s*\]\s*$")
@@ -65,17 +62,7 @@ class TangentPlane:
 
     def positions(self, geographic: np.ndarray) -> np.ndarray:
         """Return positions in the plane. (N, 3) longitude, latitude, altitude -> (N, 3) metres"""
-        origin = np.array([[self.longitude, self.latitude, self.altitude]])
-        latitude = np.radians(self.latitude)
-        longitude = np.radians(self.longitude)
-        to_east = [-np.sin(longitude), np.cos(longitude), 0.0]
-        to_north = [
-            -np.sin(latitude) * np.cos(longitude),
-            -np.sin(latitude) * np.sin(longitude),
-            np.cos(latitude),
-        ]
-        axes = np.array([to_east, to_north, np.cross(to_east, to_north)])
-        return (geocentric(geographic) - geocentric(origin)) @ axes.T
+        return tangential(geographic, (self.longitude, self.latitude, self.altitude))
 
 
 def utm_system(longitude: float, latitude: float) -> MapSystem:

@@ -225,14 +225,24 @@ def component_diagonals(mesh: TriangleMesh, labels: np.ndarray) -> np.ndarray:
 
 
 def without_small_components(
-    mesh: TriangleMesh, min_faces: int, min_diagonal: float = math.inf
+    mesh: TriangleMesh,
+    min_faces: int,
+    min_diagonal: float = math.inf,
+    continues: np.ndarray | None = None,
 ) -> TriangleMesh:
-    """Remove connected components of fewer faces whose box has a shorter diagonal, too."""
+    """Remove connected components of fewer faces whose box has a shorter diagonal, too.
+
+    Args:
+        continues: At which vertices the surface goes on in another mesh, (V,) bool; components
+            with a face there stay. None: nowhere.
+    """
     labels = component_labels(mesh)
-    sizes = np.bincount(labels[mesh.faces[:, 0]], minlength=mesh.n_vertices)
-    if math.isinf(min_diagonal):
-        return keep_vertices(mesh, sizes[labels] >= min_faces)
-    is_large = (sizes >= min_faces) | (component_diagonals(mesh, labels) >= min_diagonal)
+    face_labels = labels[mesh.faces[:, 0]]
+    is_large = np.bincount(face_labels, minlength=mesh.n_vertices) >= min_faces
+    if not math.isinf(min_diagonal):
+        is_large |= component_diagonals(mesh, labels) >= min_diagonal
+    if continues is not None:
+        is_large[face_labels[continues[mesh.faces].any(axis=1)]] = True
     return keep_vertices(mesh, is_large[labels])
 
 
@@ -346,10 +356,20 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
     return loops
 
 
-def with_holes_filled(mesh: TriangleMesh, longest: int | None = None) -> TriangleMesh:
-    """Cover each hole of at most ``longest`` edges (None: any) by triangles around its middle."""
-    max_length = mesh.n_faces * 3 if longest is None else longest
-    loops = [loop for loop in border_loops(mesh) if len(loop) <= max_length]
+def with_holes_filled(
+    mesh: TriangleMesh, longest: int | None = None, continues: np.ndarray | None = None
+) -> TriangleMesh:
+    """Cover each hole of at most ``longest`` edges (None: any) by triangles around its middle.
+
+    Args:
+        continues: At which vertices the surface goes on in another mesh, (V,) bool; borders
+            through them stay open. None: nowhere.
+    """
+    loops = border_loops(mesh)
+    if longest is not None:
+        loops = [loop for loop in loops if len(loop) <= longest]
+    if continues is not None:
+        loops = [loop for loop in loops if not continues[loop].any()]
     return with_loops_filled(mesh, loops)
 
 

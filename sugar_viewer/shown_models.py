@@ -21,13 +21,13 @@ from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.formats.placement import Placement, note_unknown
 from gaussian_splatting.rasterization import plain_background, render_view
 from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.export.mesh_reduction import shape_of
 from sugar_extractors.export.reading import (
     has_gaussians,
     open_gaussians,
     open_textured_mesh,
 )
 from sugar_extractors.outputs.mesh_pictures import shaded_views
+from sugar_extractors.texture.mesh_reduction import shape_of
 from sugar_scene.mesh_bound import face_normals
 from sugar_scene.mesh_files import textured_mesh_io as meshes
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh

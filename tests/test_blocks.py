@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.mesh.tsdf import TsdfConfig
+from sugar_extractors.mesh.tsdf import TsdfConfig, cleaned
 from sugar_pipeline.blocks import block_depths, block_meshes
 from sugar_pipeline.blocks.block_depths import StoredView, border_weights
-from sugar_pipeline.blocks.block_meshes import SmallestPart
 from sugar_pipeline.blocks.block_plan import PLAN_FILE, Block, BlockPlan, read_plan
 from sugar_pipeline.blocks.block_scenes import cut_out, write_cut_out
 from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, welded
@@ -27,6 +26,7 @@ from sugar_pipeline.blocks.partition import (
     margin_of,
 )
 from sugar_scene import triangle_mesh
+from sugar_scene.regions import Region, SharedPlane
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 from sugar_utils.recipe import Recipe
@@ -229,9 +229,9 @@ def test_decimated_parts_still_fit(sphere_of_two_blocks, backend, open_share):
     decimate = choose_backend(backend).decimate
     small = []
     for block, part in zip(blocks, parts, strict=True):
-        planes = block_meshes.planes_of(grid, block.box)
-        part = block_meshes.snapped(part, planes, grid)
-        small.append(block_meshes.decimated(part, 900, planes, grid.voxel, decimate))
+        region = block_meshes.region_of(grid, block.box)
+        part = block_meshes.snapped(part, region, grid)
+        small.append(block_meshes.decimated(part, 900, region, decimate))
         assert small[-1].n_faces <= 1000
     joined = welded(small, 1e-6)
     assert triangle_mesh.topology(joined).open_edge_share <= open_share
@@ -242,15 +242,15 @@ def test_a_splinter_on_the_border_stays(sphere_of_two_blocks):
     """Decimation removes it first; around it, nothing is decimated in another try."""
     pytest.importorskip("open3d", exc_type=ImportError)
     blocks, grid, _, parts, _ = sphere_of_two_blocks
-    planes = block_meshes.planes_of(grid, blocks[0].box)
-    axis, place = planes[0]
+    region = block_meshes.region_of(grid, blocks[0].box)
+    axis, place = region.planes[0]
     size = 0.3 * grid.voxel
     corners = np.array([[place, 1.1, 1.1], [place, 1.1 + size, 1.1], [place - size, 1.1, 1.1]])
     colors = np.zeros((3, 3), np.uint8)
     splinter = TriangleMesh(corners, np.array([[0, 1, 2]]), colors)
-    part = triangle_mesh.merge_meshes([block_meshes.snapped(parts[0], planes, grid), splinter])
+    part = triangle_mesh.merge_meshes([block_meshes.snapped(parts[0], region, grid), splinter])
     decimate = choose_backend("open3d").decimate
-    small = block_meshes.decimated(part, 900, planes, grid.voxel, decimate)
+    small = block_meshes.decimated(part, 900, region, decimate)
     assert small.n_faces <= 1000
     for corner in corners[:2]:
         assert (np.abs(small.vertices - corner).max(axis=1) == 0).any()
@@ -259,7 +259,7 @@ def test_a_splinter_on_the_border_stays(sphere_of_two_blocks):
 def test_what_was_left_out_follows_a_border_that_decimation_moved(sphere_of_two_blocks):
     """Only vertices that neighbours share have to stay; the others are not worth further tries."""
     blocks, grid, _, parts, _ = sphere_of_two_blocks
-    planes = block_meshes.planes_of(grid, blocks[0].box)
+    region = block_meshes.region_of(grid, blocks[0].box)
     n_calls = []
 
     def merge_one(mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
@@ -267,7 +267,7 @@ def test_what_was_left_out_follows_a_border_that_decimation_moved(sphere_of_two_
         n_calls.append(n_faces)
         edges = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)], axis=2).reshape(-1, 2)
         edges, counts = np.unique(np.sort(edges, axis=1), axis=0, return_counts=True)
-        on_plane = block_meshes.on_planes(mesh.vertices, planes, grid.voxel)[edges].any(axis=1)
+        on_plane = region.shared(mesh.vertices)[edges].any(axis=1)
         is_held = counts == 3
         lost, kept = edges[is_held & (on_plane == (len(n_calls) == 1))][0]
         faces = np.where(mesh.faces == lost, kept, mesh.faces)
@@ -275,10 +275,10 @@ def test_what_was_left_out_follows_a_border_that_decimation_moved(sphere_of_two_
         faces = faces[(a != b) & (b != c) & (c != a)]
         return TriangleMesh(mesh.vertices, faces, mesh.colors)
 
-    part = block_meshes.snapped(parts[0], planes, grid)
-    small = block_meshes.decimated(part, part.n_faces - 1, planes, grid.voxel, merge_one)
+    part = block_meshes.snapped(parts[0], region, grid)
+    small = block_meshes.decimated(part, part.n_faces - 1, region, merge_one)
     assert len(n_calls) == 2
-    neighbour = block_meshes.snapped(parts[1], planes, grid)
+    neighbour = block_meshes.snapped(parts[1], region, grid)
     joined = welded([small, neighbour], 1e-6)
     assert triangle_mesh.topology(joined).open_edge_share == 0
     assert small.n_faces < part.n_faces
@@ -290,13 +290,12 @@ def test_what_goes_on_in_the_next_region_is_neither_removed_nor_closed():
     vertices = np.concatenate([square, square + [5, 0, 0]])
     colors = np.zeros((8, 3), np.uint8)
     mesh = TriangleMesh(vertices, np.concatenate([faces, faces + 4]), colors)
-    smallest = SmallestPart(n_faces=3, diagonal=2.0)
-    cleaned = block_meshes.cleaned(mesh, [(0, 6.0)], 0.1, smallest, longest_hole=0)
-    assert cleaned.n_faces == 2
-    assert cleaned.vertices[:, 0].min() == 5
-    smallest = SmallestPart(n_faces=3, diagonal=1.4)
-    assert block_meshes.cleaned(mesh, [(0, 6.0)], 0.1, smallest, longest_hole=0).n_faces == 4
-    smallest = SmallestPart(n_faces=1, diagonal=2.0)
-    filled = block_meshes.cleaned(mesh, [(0, 6.0)], 0.1, smallest, longest_hole=8)
+    region = Region(planes=(SharedPlane(0, 6.0),), voxel=0.1)
+    config = TsdfConfig(min_component=3)
+    large = cleaned(mesh, config, 2.0, region)
+    assert large.n_faces == 2
+    assert large.vertices[:, 0].min() == 5
+    assert cleaned(mesh, config, 1.4, region).n_faces == 4
+    filled = cleaned(mesh, TsdfConfig(tsdf_depth="plane", min_component=1), 2.0, region)
     # The border of the first square is closed, that of the other one ends at the plane.
     assert filled.n_faces == 4 + 4

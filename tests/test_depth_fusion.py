@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gaussian_splatting.data.cameras import pixel_rays
-from sugar_extractors.mesh.depth_views import DepthView
-from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.tsdf import Fusion, TsdfConfig
+from sugar_scene.depth_view import DepthView
+from sugar_scene.regions import Box
 from sugar_utils.console import Console
 from tests.support.mesh_scenes import cameras_around
 

@@ -17,16 +17,16 @@ from scipy.spatial.transform import Rotation
 from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
-from sugar_extractors.export.mesh_reduction import simplified
-from sugar_extractors.export.printable_meshes import BASE_THICKNESS
 from sugar_extractors.export.reading import (
     read_as_written,
     read_bound_gaussians,
     read_gaussians_in_scene,
 )
 from sugar_extractors.export.reposing import reposed
+from sugar_extractors.texture.mesh_reduction import simplified
 from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.mesh_bound import BoundCloud
+from sugar_scene.mesh_files.printable_meshes import BASE_THICKNESS
 from sugar_scene.mesh_files.textured_mesh_io import (
     TexturedMesh,
     render_textured,

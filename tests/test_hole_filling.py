@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from gaussian_splatting.data.masks import VisualHull, distance_outside
-from sugar_extractors.mesh.depth_views import DepthView
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import (
@@ -21,10 +20,11 @@ from sugar_extractors.mesh.holes.hole_filling import (
     simple_loops,
 )
 from sugar_extractors.mesh.holes.hole_shapes import MIN_COVERING_VIEWS, Judgement
-from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.subdivision import with_split_faces
 from sugar_extractors.mesh.tsdf import TsdfConfig
+from sugar_scene.depth_view import DepthView, FusedViews
+from sugar_scene.regions import Box, Region, SharedPlane
+from sugar_scene.subdivision import with_split_faces
 from sugar_scene.triangle_mesh import (
     Topology,
     TriangleMesh,
@@ -256,9 +256,9 @@ def test_a_large_hole_and_the_longest_of_what_is_no_object_stay_open():
 def test_a_hole_that_another_mesh_goes_on_in_stays_open():
     torn = pierced(sphere())
     rim = border_loops(torn)[0]
-    goes_on = np.zeros(torn.n_vertices, dtype=bool)
-    goes_on[rim[0]] = True
-    mesh, counts = fill_holes(torn, agree, is_object=True, goes_on=goes_on)
+    plane = SharedPlane(0, float(torn.vertices[rim[0], 0]))
+    region = Region(planes=(plane,), voxel=0.01)
+    mesh, counts = fill_holes(torn, agree, is_object=True, region=region)
     assert mesh is torn
     assert (counts.filled, counts.outer_borders) == (0, 1)
 
@@ -268,10 +268,10 @@ def test_the_size_of_a_component_is_measured_within_the_box():
     sheet = plane()
     torn = keep_vertices(sheet, np.linalg.norm(sheet.vertices - [0.5, 0.5, 0], axis=1) > 0.07)
     box = Box.cube(np.array([0.5, 0.5, 0.0]), 0.2)
-    counts = fill_holes(torn, agree, is_object=False, box=box).counts
+    counts = fill_holes(torn, agree, is_object=False, region=Region(box)).counts
     assert counts == HoleCounts(outer_borders=1, too_large=1)
     elsewhere = Box.cube(np.full(3, 9.0), 0.2)
-    assert fill_holes(torn, agree, is_object=False, box=elsewhere).counts.filled == 1
+    assert fill_holes(torn, agree, is_object=False, region=Region(elsewhere)).counts.filled == 1
 
 
 def test_the_middle_of_a_ring_is_no_hole():
@@ -363,13 +363,10 @@ def depth_renderer(mesh: TriangleMesh):
 
 def evidence(cameras, surface: TriangleMesh, hull=None) -> ViewEvidence:
     return ViewEvidence(
-        cameras=cameras,
-        hull=hull,
-        renderer=lambda: depth_renderer(surface),
+        FusedViews(cameras, lambda: depth_renderer(surface), hull, torch.device("cpu")),
         box=BOX,
         inner_voxel=0.01,
         outer_voxel=0.01,
-        device=torch.device("cpu"),
     )
 
 
@@ -392,7 +389,7 @@ def test_photographs_from_the_side_close_the_top_of_an_object():
     cameras = ring_of_cameras()
     hull = hull_around(egg(), cameras)
     judge = evidence(cameras, egg(), hull).judge
-    mesh, counts = fill_holes(torn, judge, is_object=True, box=BOX)
+    mesh, counts = fill_holes(torn, judge, is_object=True, region=Region(BOX))
     assert counts == HoleCounts(filled=1)
     top = fillings(mesh)[:, 2].max()
     assert abs(top - 1.4) < 0.02
@@ -543,7 +540,7 @@ def test_an_extraction_closes_what_no_view_looked_at(side_views, tmp_path, capsy
 def test_an_object_in_masks_is_closed_all_around(tmp_path, monkeypatch):
     heights = (-0.35, 0.35)
     hull = hull_around(sphere(1.03), side_cameras(heights))
-    monkeypatch.setattr("sugar_extractors.mesh.extraction.hull_of", lambda *_: hull)
+    monkeypatch.setattr("sugar_extractors.mesh.loading.hull_of", lambda *_: hull)
     options = views_from_the_side(tmp_path, heights)
     _, torn, _ = extracted(options, tmp_path / "none", fill_holes="none")
     _, mesh, note = extracted(options, tmp_path / "auto")

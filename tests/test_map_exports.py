@@ -16,8 +16,8 @@ from gaussian_splatting.core.moved import moved_points
 from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
-from sugar_extractors.export.format_types import PointCloud, PointExport
 from sugar_extractors.export.las_files import write_las
+from sugar_extractors.export_contents import PointCloud, PointExport
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, written_normals

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import extract_mesh
-from sugar_extractors.mesh import extraction
+from sugar_extractors.mesh import loading, surfaces
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.mesh.level_sets import Box, SurfaceSamples
+from sugar_extractors.mesh.level_sets import SurfaceSamples
 from sugar_extractors.mesh.marching_cubes import SparseField, extract_surface
 from sugar_extractors.mesh.mesh_config import MeshOptions, mesh_options
 from sugar_extractors.mesh.meshing_backends import (
@@ -27,6 +27,7 @@ from sugar_extractors.mesh.meshing_backends import (
 from sugar_extractors.mesh.poisson_regions import outlier_mask, reconstruct_region
 from sugar_extractors.mesh.surface_sizes import cell_size, gaps
 from sugar_extractors.mesh.tsdf import TsdfConfig
+from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import (
     TriangleMesh,
     doubled_area_normals,
@@ -415,8 +416,8 @@ def test_surface_without_points_nearby_is_cut_away_unless_it_shall_be_closed():
 
 
 def test_a_handful_of_background_points_makes_no_background(options, capsys, monkeypatch):
-    monkeypatch.setattr(extraction, "MIN_BACKGROUND_SHARE", 0.5)
-    monkeypatch.setattr(extraction, "BACKGROUND_HALF_SIDE", 40.0)
+    monkeypatch.setattr(surfaces, "MIN_BACKGROUND_SHARE", 0.5)
+    monkeypatch.setattr(loading, "BACKGROUND_HALF_SIDE", 40.0)
     extract_coarse_mesh(coarser(options))
     assert "background: only" in capsys.readouterr().out
 

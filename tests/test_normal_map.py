@@ -14,7 +14,7 @@ import trimesh
 from PIL import Image
 from torch.nn.functional import normalize
 
-from sugar_extractors.export.mesh_reduction import simplified
+from sugar_extractors.texture.mesh_reduction import simplified
 from sugar_scene.mesh_files.tangent_space import corner_tangents, vertex_normals
 from sugar_scene.mesh_files.textured_mesh_io import (
     TexturedMesh,

@@ -11,8 +11,6 @@ import torch
 
 from gaussian_splatting.data.cameras import pixel_rays
 from gaussian_splatting.data.observations import Observations
-from sugar_extractors.mesh.depth_views import DepthView
-from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.observed_region import MIN_OBSERVED as MIN_POINTS
 from sugar_extractors.mesh.observed_region import (
@@ -21,6 +19,8 @@ from sugar_extractors.mesh.observed_region import (
     without_bare_border,
 )
 from sugar_extractors.mesh.tsdf import PLANE_FILL, PLANE_MARGIN, Fusion, TsdfConfig
+from sugar_scene.depth_view import DepthView
+from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh, keep_vertices, topology, with_holes_filled
 from sugar_utils.console import Console
 from tests.support.mesh_scenes import cameras_around

@@ -10,8 +10,8 @@ import pytest
 import trimesh
 from scipy.spatial.transform import Rotation
 
-from sugar_extractors.export.printable_meshes import BASE_THICKNESS, closed_body, write_printable
 from sugar_scene import triangle_mesh
+from sugar_scene.mesh_files.printable_meshes import BASE_THICKNESS, closed_body, write_printable
 from sugar_scene.triangle_mesh import TriangleMesh
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.seams import cut_at_box, joined_at_box
+from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh, border_edges, doubled_area_normals
 
 BOX = Box((-1.0, -1.1, -0.9), (1.2, 1.0, 1.0))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sugar_extractors.mesh.subdivision import covered_pixels, split_to_pixels, with_split_faces
+from sugar_scene.subdivision import covered_pixels, split_to_pixels, with_split_faces
 from sugar_scene.triangle_mesh import (
     TriangleMesh,
     doubled_area_normals,

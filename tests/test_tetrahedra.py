@@ -11,7 +11,6 @@ import pytest
 import torch
 from scipy.spatial import Delaunay, cKDTree
 
-from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.marching_tetrahedra import (
     CrossedEdges,
     PointSamples,
@@ -20,6 +19,7 @@ from sugar_extractors.mesh.marching_tetrahedra import (
 )
 from sugar_extractors.mesh.tetrahedra import Pairs, TetrahedraFusion, pair_corners, thinned
 from sugar_extractors.mesh.tsdf import Fusion, TsdfConfig
+from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh, doubled_area_normals, topology
 from sugar_utils.console import Console
 from tests.support.mesh_scenes import cameras_around, flat_gaussians, sphere_points

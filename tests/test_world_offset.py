@@ -29,7 +29,7 @@ from gaussian_splatting.scenes.reference_layout import (
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene, load_scene_for_checkpoint
 from sugar_extractors.export.format_types import World
 from sugar_extractors.export.formats import FORMATS
-from sugar_extractors.mesh.extraction import region_boxes
+from sugar_extractors.mesh.loading import region_boxes
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.blocks.tracks import read_capture_points

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions by latitude and longitude as positions from the middle of the earth."""
+"""Positions by latitude and longitude in metres, by pycolmap."""
 
 from __future__ import annotations
 
 import numpy as np
 
-_SEMI_MAJOR_AXIS = 6_378_137.0  # of WGS84, metres
-_FLATTENING = 1 / 298.257223563
-_SQUARED_ECCENTRICITY = _FLATTENING * (2 - _FLATTENING)
+from sugar_utils.libraries import load_pycolmap
+
+_ELLIPSOID = "WGS84"
+_LATITUDE_FIRST = [1, 0, 2]
 
 
 def geocentric(geographic: np.ndarray) -> np.ndarray:
@@ -15,12 +16,21 @@ def geocentric(geographic: np.ndarray) -> np.ndarray:
 
     (N, 3) longitude and latitude in degrees, altitude in metres -> (N, 3) metres
     """
-    longitude = np.radians(geographic[:, 0])
-    latitude = np.radians(geographic[:, 1])
-    altitude = geographic[:, 2]
-    curvature = _SEMI_MAJOR_AXIS / np.sqrt(1 - _SQUARED_ECCENTRICITY * np.sin(latitude) ** 2)
-    from_axis = (curvature + altitude) * np.cos(latitude)
-    height = (curvature * (1 - _SQUARED_ECCENTRICITY) + altitude) * np.sin(latitude)
-    x = from_axis * np.cos(longitude)
-    y = from_axis * np.sin(longitude)
-    return np.stack([x, y, height], axis=1)
+    transform = load_pycolmap().GPSTransform(_ELLIPSOID)
+    return transform.ellipsoid_to_ecef(geographic[:, _LATITUDE_FIRST])
+
+
+def tangential(geographic: np.ndarray, origin: tuple[float, float, float]) -> np.ndarray:
+    """Return positions in the plane that touches WGS84: x to the east, y to the north, z up.
+
+    Args:
+        geographic: Longitude and latitude in degrees, altitude in metres. (N, 3)
+        origin: Of the plane, likewise.
+
+    Returns:
+        (N, 3) metres
+    """
+    longitude, latitude, altitude = origin
+    transform = load_pycolmap().GPSTransform(_ELLIPSOID)
+    places = geographic[:, _LATITUDE_FIRST]
+    return transform.ellipsoid_to_enu(places, latitude, longitude, altitude)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from gaussian_splatting.formats.gltf_container import BinaryPart, finished_glb
 from sugar_extractors.export.engines.collision_gltf import add_collider
-from sugar_extractors.export.format_types import CombinedExport
 from sugar_extractors.export.gltf_gaussians import EXTENSION, add_gaussians
+from sugar_extractors.export_contents import CombinedExport
 from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, gltf_with_mesh, small_picture
 
 MESH_NODE = "Mesh"

@@ -9,18 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from gaussian_splatting.formats.placement import Placement
-from sugar_extractors.export.companions import gaussians_of, mesh_of, points_of
 from sugar_extractors.export.engines.colliders import check_collision
 from sugar_extractors.export.engines.engine_options import EngineOptions
 from sugar_extractors.export.engines.levels import level_files
-from sugar_extractors.export.format_types import (
-    CombinedFormat,
-    ExportFormat,
-    GaussianFormat,
-    MeshFormat,
-    PointFormat,
-    World,
-)
+from sugar_extractors.export.format_types import AnyFormat, World
 from sugar_extractors.export.formats import (
     COMBINED,
     FORMATS,
@@ -150,7 +142,6 @@ class ExportOptions:
         is_folder = output is not None and output.is_dir() and not has_folder
         if output is not None and (is_folder or not output.name.strip(".")):
             raise UserError(f"--output {output}: is a folder; name the file to write")
-        mesh_format = self.format if isinstance(self.format, MeshFormat) else None
         self._check_kind()
         if self.map_flags.wanted and self.placement.wanted:
             raise UserError(
@@ -163,18 +154,16 @@ class ExportOptions:
             )
         if self.original_frame:
             self._check_original_frame()
-        for_printers = mesh_format is not None and mesh_format.for_printers
         is_scaled = self.placement.is_scaled or self.map_flags.wanted or self.map_flags.scales
-        if for_printers and not is_scaled and not Placement.of(self.result).is_metric:
+        if self.format.for_printers and not is_scaled and not Placement.of(self.result).is_metric:
             raise UserError(
                 f"--to {self.to} is in millimetres: pass --known_distance, or --scale_factor with "
                 "how many metres a unit of the capture is"
             )
         if self.format.check_packages is not None:
             self.format.check_packages()
-        has_mesh = mesh_format is not None or isinstance(self.format, CombinedFormat)
         for name in ("max_triangles", "texture_size"):
-            if getattr(self, name) is not None and not has_mesh:
+            if getattr(self, name) is not None and not self.format.holds_mesh:
                 raise UserError(f"--{name} is for meshes; choose --to {', '.join(MESHES)}")
         if self.normal_map:
             self._check_normal_map()
@@ -182,12 +171,14 @@ class ExportOptions:
 
     def _check_kind(self) -> None:
         """Refuse files of Gaussians and edited meshes with formats that they are not for."""
-        if self.gaussians is not None and not isinstance(self.format, CombinedFormat):
+        is_combined = self.format.holds_mesh and self.format.holds_gaussians
+        if self.gaussians is not None and not is_combined:
             raise UserError(f"--gaussians goes with a mesh; choose --to {' or '.join(COMBINED)}")
-        if self.repose is None or isinstance(self.format, GaussianFormat):
+        makes_gaussians = self.format.holds_gaussians and not is_combined
+        if self.repose is None or makes_gaussians:
             return
         advice = f"choose --to {', '.join(GAUSSIANS)}, not {self.to}"
-        if isinstance(self.format, CombinedFormat):
+        if is_combined:
             advice += "; then pass what it writes as --gaussians"
         raise UserError(f"--repose makes Gaussians; {advice}")
 
@@ -197,7 +188,7 @@ class ExportOptions:
             if not self.format.holds_colliders:
                 raise UserError(f"--collision goes with --to {', '.join(WITH_COLLIDERS)}")
             check_collision(self.engines)
-        if self.engines.lods is not None and self.to not in WITH_LEVELS:
+        if self.engines.lods is not None and not self.holds_levels:
             raise UserError(f"--lods goes with --to {' or '.join(WITH_LEVELS)}")
 
     def _check_original_frame(self) -> None:
@@ -221,22 +212,19 @@ class ExportOptions:
             raise UserError(f"--normal_map needs --max_triangles or --lods, and --to {names}")
 
     @property
-    def format(self) -> ExportFormat:
+    def format(self) -> AnyFormat:
         """The entry of the table of formats that ``to`` names."""
         return FORMATS[self.to]
 
     @property
     def file(self) -> Path:
         """The file to read: of a folder of results the one that the format is for."""
-        if isinstance(self.format, CombinedFormat):
-            return mesh_of(self.result)
-        if not self.result.is_dir():
-            return self.result
-        if isinstance(self.format, MeshFormat):
-            return mesh_of(self.result)
-        if isinstance(self.format, PointFormat):
-            return points_of(self.result)
-        return gaussians_of(self.result)
+        return self.format.file_of(self.result)
+
+    @property
+    def main_file(self) -> Path:
+        """The file that says where the result stands."""
+        return self.repose or self.file
 
     @property
     def world(self) -> World:
@@ -267,15 +255,22 @@ class ExportOptions:
     @property
     def files(self) -> list[Path]:
         """All files with the result, the target first."""
-        files = [self.target]
-        if isinstance(self.format, MeshFormat):
-            files = self.format.files_of(self.target, self.normal_map)
-        return [*files, *level_files(self.target, self.engines.lods)]
+        return [*self.format.files(self.target, self.normal_map), *self.level_files]
+
+    @property
+    def holds_levels(self) -> bool:
+        """Whether the format holds levels of detail."""
+        return self.to in WITH_LEVELS
+
+    @property
+    def level_files(self) -> list[Path]:
+        """The files of all levels of detail; none where there are no levels."""
+        return level_files(self.target, self.engines.lods)
 
     @property
     def matrix_files(self) -> list[Path]:
         """The JSON files beside the target and its levels with the matrix of a placed export."""
-        placed_files = [self.target, *level_files(self.target, self.engines.lods)]
+        placed_files = [self.target, *self.level_files]
         return [path.with_name(f"{path.name}.json") for path in placed_files]
 
     @property

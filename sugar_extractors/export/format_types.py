@@ -1,34 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of the entries in the table of formats, ``formats.py``."""
+"""What every export format has, and what its methods get."""
 
 from __future__ import annotations
 
+import abc
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.moved import (
-    GLB_AXES,
-    Z_UP_AXES,
-    is_identity,
-    moved_points,
-    unit_vectors,
-)
+from gaussian_splatting.core.moved import GLB_AXES, Z_UP_AXES
 from gaussian_splatting.formats.placement import UP, Z_UP
-from gaussian_splatting.formats.spz import SpzFit
-from sugar_extractors.export.engines.colliders import Collider
-from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
+from sugar_extractors.export.engines.engine_options import EngineOptions
+from sugar_extractors.export_contents import (
+    CombinedContent,
+    CoordinateSystem,
+    GaussianContent,
+    MeshContent,
+    PointCloud,
+)
 from sugar_utils.errors import Notify
 
-Writer = Callable[[Path, GaussianCloud], np.ndarray | None]
-"""Writes Gaussians; returns the order in which it wrote them, (N,), None for the cloud's order."""
-Reader = Callable[[Path, Notify], GaussianCloud]
-"""Reads Gaussians in the axes of the file."""
+AnyContent = TypeVar("AnyContent")
 
 
 class World(enum.Enum):
@@ -51,9 +47,54 @@ class Axes(enum.Enum):
     Z_UP = "z up"  # where the result is upright or on a map; else a capture's
 
 
+class ResultReader(Protocol):
+    """Reads the result of an export, to where the export starts."""
+
+    def gaussians(self) -> GaussianContent:
+        """Read Gaussians."""
+        ...
+
+    def mesh(self) -> MeshContent:
+        """Read a textured mesh, with the levels of detail that are wanted."""
+        ...
+
+    def combined(self) -> CombinedContent:
+        """Read a textured mesh and its Gaussians."""
+        ...
+
+    def points(self) -> PointCloud:
+        """Read the vertices of a mesh or the centres of Gaussians."""
+        ...
+
+
+@dataclass(frozen=True)
+class Output:
+    """The files of an export, and how they are written."""
+
+    name: str  # of the format
+    target: Path  # file that is exported
+    levels: tuple[Path, ...]  # files of its levels of detail
+    binding_file: Path  # for the binding of Gaussians to their mesh
+    paths: Mapping[Path, Path]  # where to write each file for now
+    world: World
+    lit: bool  # whether viewers light a mesh
+    normal_map: bool
+    engines: EngineOptions
+    offset: np.ndarray  # from coordinates near the origin to full ones, (3,)
+    original_frame: bool  # whether files get full coordinates
+    system: CoordinateSystem | None  # of the map; None where there is none
+    is_metric: bool  # whether a unit is a metre
+    notify: Notify
+
+    @property
+    def path(self) -> Path:
+        """Where to write the target for now."""
+        return self.paths[self.target]
+
+
 @dataclass(frozen=True, kw_only=True)
-class ExportFormat:
-    """A format that results can be exported to; base of the formats of Gaussians and meshes."""
+class ExportFormat(abc.ABC, Generic[AnyContent]):
+    """Abstract base of the formats that results can be exported to."""
 
     name: str  # value of --to
     help: str = ""  # what to say of it in the help of --to
@@ -65,6 +106,9 @@ class ExportFormat:
     # of the file; None where the format has too few digits.
     move_to_original: Callable[[Path, np.ndarray], None] | None = None
     check_packages: Callable[[], object] | None = None  # raises a UserError where one is missing
+    holds_mesh: ClassVar[bool] = False
+    holds_gaussians: ClassVar[bool] = False
+    for_printers: bool = False  # whether a result has to be scaled to metres
     holds_colliders: bool = False
     # Writes a few values into a file, for programs that show them beside it; None: it holds none.
     note_in_file: Callable[[Path, Mapping[str, object]], None] | None = None
@@ -73,6 +117,47 @@ class ExportFormat:
     def holds_far_coordinates(self) -> bool:
         """Whether files have digits enough for coordinates far from the origin."""
         return self.move_to_original is not None
+
+    @abc.abstractmethod
+    def read(self, reader: ResultReader) -> AnyContent:
+        """Read what the format holds of a result.
+
+        Raises:
+            UserError: The result is of another kind.
+        """
+
+    @abc.abstractmethod
+    def write(self, content: AnyContent, output: Output) -> None:
+        """Write a content, which was moved by :meth:`writer_matrix`, and report it."""
+
+    @abc.abstractmethod
+    def file_of(self, result: Path) -> Path:
+        """Return the file to read of a result, which may be a folder of results."""
+
+    def files(self, target: Path, normal_map: bool) -> list[Path]:
+        """Return all files of an export without levels of detail, the target first."""
+        return [target]
+
+    def folders(self, target: Path) -> list[Path]:
+        """Return the folders that belong to a target as it is now."""
+        return []
+
+    def writer_matrix(self, world: World) -> np.ndarray:
+        """Return the matrix from the world that was exported to the axes of the writer. (4, 4)"""
+        return self.matrix(world)
+
+    def add_offset(self, output: Output) -> np.ndarray | None:
+        """Add the offset to full coordinates to written files, if they are to have them.
+
+        Returns:
+            The offset that they have now, in their axes, (3,); None for none.
+        """
+        if not output.original_frame or self.move_to_original is None:
+            return None
+        offset = self.matrix(output.world)[:3, :3] @ output.offset
+        for file in (output.target, *output.levels):
+            self.move_to_original(output.paths[file], offset)
+        return offset
 
     def matrix(self, world: World) -> np.ndarray:
         """Return the matrix from the world that was exported to the format's axes. (4, 4)"""
@@ -113,132 +198,5 @@ class ExportFormat:
         return path.with_name(f"{path.name}{self.suffix}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GaussianFormat(ExportFormat):
-    """A format of Gaussians."""
-
-    writer: Writer
-    reader: Reader | None = None  # None where another entry reads its files
-    read_suffixes: tuple[str, ...] = ()  # of files that ``reader`` reads, lower case
-    holds_antialiasing: bool = False  # whether other programs can read that Gaussians are such
-    # Folders that a file needs beside it, which the writer makes under names not in use.
-    parts_of: Callable[[Path], list[Path]] | None = None
-    # Compares a cloud with the ranges of the format; None where it holds all values.
-    fit: Callable[[Path, GaussianCloud], SpzFit] | None = None
-
-
-@dataclass(frozen=True)
-class MeshExport:
-    """A mesh on its way into a file."""
-
-    mesh: TexturedMesh  # in the axes that the format's writer expects
-    target: Path  # file that is exported
-    paths: Mapping[Path, Path]  # where to write each of ``files_of(target)`` for now
-    upright: bool  # whether the mesh has the axes of the format already
-    lit: bool  # whether viewers light the mesh
-    normal_map: bool
-    notify: Notify
-    collider: Collider | None = None  # in the axes of the mesh
-    coarser: tuple[TexturedMesh, ...] = ()  # further levels of detail, in the axes of the mesh
-
-    @property
-    def path(self) -> Path:
-        """Where to write the target for now."""
-        return self.paths[self.target]
-
-
-def _only_target(target: Path, normal_map: bool) -> list[Path]:
-    return [target]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeshFormat(ExportFormat):
-    """A format of textured meshes."""
-
-    writer: Callable[[MeshExport], None]
-    # All files of an export, the target first: (target, normal_map) -> files.
-    files_of: Callable[[Path, bool], list[Path]] = _only_target
-    writer_turns: bool = False  # whether the writer gets the mesh before :meth:`matrix`
-    holds_normal_map: bool = False
-    holds_levels: bool = False  # whether there may be several levels of detail
-    for_printers: bool = False  # whether a result has to be scaled to metres
-
-
-@dataclass(frozen=True)
-class CombinedExport:
-    """A mesh and its Gaussians on their way into one file."""
-
-    mesh: TexturedMesh  # in the axes of the format
-    cloud: GaussianCloud  # in the axes of the format
-    target: Path  # file that is exported
-    path: Path  # where to write it for now
-    lit: bool  # whether viewers light the mesh
-    collider: Collider | None = None  # in the axes of the format
-
-
-@dataclass(frozen=True, kw_only=True)
-class CombinedFormat(ExportFormat):
-    """A format of files with a textured mesh and its Gaussians."""
-
-    writer: Callable[[CombinedExport], None]
-    reader: Reader  # of the Gaussians
-    holds_antialiasing: bool = False  # whether other programs can read that Gaussians are such
-    # Compares a cloud with the ranges of the format; None where it holds all values.
-    fit: Callable[[Path, GaussianCloud], SpzFit] | None = None
-
-
-@dataclass(frozen=True)
-class PointCloud:
-    """Points with colours, and what else their source has."""
-
-    positions: np.ndarray  # (N, 3) float64
-    colors: np.ndarray  # (N, 3) uint8
-    normals: np.ndarray | None = None  # of length 1, (N, 3) float64; None of Gaussians
-    opacities: np.ndarray | None = None  # (N,) in [0, 1]; None of a mesh
-
-    def moved(self, matrix: np.ndarray) -> PointCloud:
-        """Return the points after a similarity. (4, 4)"""
-        if is_identity(matrix):
-            return self
-        normals = None
-        if self.normals is not None:
-            normals = unit_vectors(self.normals @ matrix[:3, :3].T)
-        return replace(self, positions=moved_points(self.positions, matrix), normals=normals)
-
-
-class CoordinateSystem(Protocol):
-    """A coordinate system of a map."""
-
-    @property
-    def name(self) -> str:
-        """Its code, or the beginning of its definition."""
-        ...
-
-    @property
-    def definition(self) -> str:
-        """Its definition, as pyproj reads it."""
-        ...
-
-
-@dataclass(frozen=True)
-class PointExport:
-    """Points on their way into a file."""
-
-    points: PointCloud  # in coordinates near zero
-    offset: np.ndarray  # to add to them, (3,) float64
-    system: CoordinateSystem | None  # of the map; None where there is none
-    is_metric: bool  # whether the unit is a metre
-    path: Path  # where to write the file for now
-    notify: Notify
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointFormat(ExportFormat):
-    """A format of points, to which meshes and Gaussians can be exported."""
-
-    writer: Callable[[PointExport], None]
-
-    @property
-    def holds_far_coordinates(self) -> bool:
-        """Whether files have digits enough for coordinates far from the origin."""
-        return True
+AnyFormat = ExportFormat[Any]
+"""A format of any kind."""

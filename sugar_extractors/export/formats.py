@@ -22,14 +22,13 @@ from sugar_extractors.export import (
     original_frame,
 )
 from sugar_extractors.export.engines import glb_files, web_page
-from sugar_extractors.export.format_types import (
-    Axes,
+from sugar_extractors.export.format_kinds import (
     CombinedFormat,
-    ExportFormat,
     GaussianFormat,
     MeshFormat,
     PointFormat,
 )
+from sugar_extractors.export.format_types import AnyFormat, Axes
 from sugar_extractors.export.usd.combined import write_combined_usdz
 from sugar_extractors.export.usd.gaussians import read_usd_gaussians, write_usd_gaussians
 from sugar_extractors.export.usd.library import load_usd
@@ -54,6 +53,7 @@ GAUSSIAN_FORMATS = (
         suffix=".spz",
         axes=Axes.Y_UP,
         writer=partial(spz.write_spz, version=4),
+        reader=readers.READERS[".spz"],
         holds_antialiasing=True,
         fit=spz.spz_fit,
     ),
@@ -221,7 +221,7 @@ POINT_FORMATS = (
         check_packages=partial(las_files.load_laspy, "--to laz", compressed=True),
     ),
 )
-FORMATS: dict[str, ExportFormat] = {
+FORMATS: dict[str, AnyFormat] = {
     entry.name: entry
     for entry in (*GAUSSIAN_FORMATS, *MESH_FORMATS, *COMBINED_FORMATS, *POINT_FORMATS)
 }
@@ -244,7 +244,7 @@ def format_help() -> str:
     )
 
 
-def _described(entry: ExportFormat) -> str:
+def _described(entry: AnyFormat) -> str:
     return f"{entry.name}, {entry.help}" if entry.help else entry.name
 
 

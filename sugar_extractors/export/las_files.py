@@ -8,7 +8,7 @@ from types import ModuleType
 
 import numpy as np
 
-from sugar_extractors.export.format_types import PointExport
+from sugar_extractors.export_contents import PointExport
 from sugar_utils.libraries import load_package, package_or_none
 
 NORMAL_NAMES = ("NormalX", "NormalY", "NormalZ")

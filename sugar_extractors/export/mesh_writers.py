@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sugar_extractors.export import printable_meshes
-from sugar_extractors.export.format_types import MeshExport
-from sugar_extractors.export.mesh_reduction import shape_of
 from sugar_extractors.export.usd import mesh as usd_mesh
-from sugar_scene.mesh_files import textured_mesh_io
+from sugar_extractors.export_contents import MeshExport
+from sugar_extractors.texture.mesh_reduction import shape_of
+from sugar_scene.mesh_files import printable_meshes, textured_mesh_io
 from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, mesh_files
 from sugar_scene.triangle_mesh import open_edge_share, signed_volume
 

@@ -12,8 +12,8 @@ from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.formats.packing import require_gaussians
 from gaussian_splatting.formats.placement import Placement
 from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.export.format_types import PointCloud
 from sugar_extractors.export.reading import has_gaussians, open_gaussians, open_textured_mesh
+from sugar_extractors.export_contents import PointCloud
 from sugar_scene.mesh_files.textured_mesh_io import (
     TexturedMesh,
     sample_texture,

@@ -16,7 +16,7 @@ from gaussian_splatting.formats.placement import Placement, note_unknown
 from gaussian_splatting.formats.ply import holds_gaussians
 from gaussian_splatting.formats.readers import near_cloud, read_gaussians
 from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
-from sugar_extractors.export.format_types import GaussianFormat
+from sugar_extractors.export.format_kinds import GaussianFormat
 from sugar_extractors.export.formats import GAUSSIAN_FORMATS
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
 from sugar_extractors.results import read_state
@@ -76,7 +76,7 @@ def read_as_written(path: Path, notify: Notify, offset: np.ndarray | None = None
     """
     refuse_other_kinds(path)
     file_format = _FORMAT_BY_SUFFIX.get(path.suffix.lower())
-    if file_format is not None and file_format.reader is not None:
+    if file_format is not None:
         return near_cloud(file_format.reader, path, notify, offset)
     if path.is_dir() and not any(file.stem.isdigit() for file in path.glob("*.pt")):
         return load_reference_checkpoint(path, None, notify).read_cloud(notify)

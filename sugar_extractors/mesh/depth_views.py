@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.rasterization import WarpRasterizer, rasterize
 from sugar_scene import reprojection
+from sugar_scene.depth_view import DepthView, Renderer
 from sugar_scene.plane_kernels import (
     NO_PATCHES,
     ComparedMaps,
@@ -43,27 +44,6 @@ FRONT_TRANSMITTANCE = 0.3
 
 What lies behind adds little to a colour, but pulls the depth inward.
 """
-
-
-@dataclass(frozen=True)
-class DepthView:
-    """Depth and colour of one view."""
-
-    camera: Camera
-    depth: Tensor  # 0 where unknown. (H, W) world units
-    color: Tensor  # (H, W, 3)
-    weight: Tensor  # of the view in means over views. (H, W)
-
-    def world_points(self, depth: Tensor) -> Tensor:
-        """Return the points of all pixels at other depths. (H, W) -> (H W, 3) world units"""
-        camera = self.camera
-        rays = pixel_rays(camera, dtype=depth.dtype, device=depth.device)
-        points = (rays * depth[..., None]).reshape(-1, 3)
-        rotation = depth.new_tensor(camera.rotation)
-        return points @ rotation + depth.new_tensor(camera.center)
-
-
-Renderer = Callable[[Camera], DepthView]
 
 
 def view_renderer(cloud: GaussianCloud, min_alpha: float) -> Renderer:

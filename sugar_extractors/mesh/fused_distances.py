@@ -20,7 +20,7 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.rasterization.projection_kernels import View, make_view
-from sugar_extractors.mesh.depth_views import DepthView
+from sugar_scene.depth_view import DepthView
 from sugar_utils.warp_arrays import Floats, Floats2d, Vec3s, Vec3s2d
 from sugar_utils.warp_launch import as_array, launch
 

@@ -282,39 +282,6 @@ class SurfaceSamples:
         return SurfaceSamples(self.points[rows], self.normals[rows], self.colors[rows])
 
 
-@dataclass(frozen=True)
-class Box:
-    """An axis-aligned box, corners in world units; its faces do not belong to it."""
-
-    low: tuple[float, float, float]
-    high: tuple[float, float, float]
-
-    @classmethod
-    def cube(cls, center: np.ndarray, half: float) -> Box:
-        """Return a cube around a point, (3,), by half the length of its sides."""
-        low = center - half
-        high = center + half
-        return cls.of_corners(low, high)
-
-    @classmethod
-    def of_corners(cls, low: np.ndarray, high: np.ndarray) -> Box:
-        """Return the box between two corners. (3,) each"""
-        x0, y0, z0 = low.tolist()
-        x1, y1, z1 = high.tolist()
-        return cls((x0, y0, z0), (x1, y1, z1))
-
-    def contains(self, points: np.ndarray) -> np.ndarray:
-        """Return which points lie strictly inside. (P, 3) -> (P,) bool"""
-        low = np.float32(self.low)
-        high = np.float32(self.high)
-        return np.all((points > low) & (points < high), axis=1)
-
-    def __str__(self) -> str:
-        low = ",".join(f"{value:.4g}" for value in self.low)
-        high = ",".join(f"{value:.4g}" for value in self.high)
-        return f"({low}) to ({high})"
-
-
 def collect_surface_samples(
     model: LevelSetModel,
     cameras: Sequence[Camera],

@@ -19,10 +19,10 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
-from sugar_extractors.mesh.depth_views import DepthView, Renderer
-from sugar_extractors.mesh.level_sets import Box
 from sugar_scene import triangle_mesh
+from sugar_scene.depth_view import DepthView, Renderer
 from sugar_scene.plane_kernels import MIN_VARIANCE
+from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import to_camera
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sugar_extractors.mesh.level_sets import Box
 from sugar_scene import triangle_mesh as meshes
+from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
 
 REACH = 4.0  # largest distance that is bridged, in median edges of the coarser border

@@ -17,7 +17,6 @@ import torch
 
 from gaussian_splatting.core.cloud import Gaussians, rotation_matrices
 from sugar_extractors.mesh.fused_distances import FusedDistances
-from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.marching_cubes import EMPTY_MESH
 from sugar_extractors.mesh.marching_tetrahedra import (
     EDGES,
@@ -27,8 +26,9 @@ from sugar_extractors.mesh.marching_tetrahedra import (
     crossings,
 )
 from sugar_extractors.mesh.observed_region import ObservedRegion
-from sugar_extractors.mesh.tsdf import FusedRegion, Fusion
+from sugar_extractors.mesh.tsdf import FusedRegion, Fusion, cleaned
 from sugar_scene import triangle_mesh
+from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
 
 MIN_OPACITY = 0.03  # fainter Gaussians give no corners
@@ -152,10 +152,7 @@ class TetrahedraFusion:
                 mesh = _surface_of(values, cells)
         if region is not None:
             mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
-        shortest = _SHORTEST * voxel
-        mesh = triangle_mesh.without_small_components(mesh, config.min_component, shortest)
-        if config.fill:
-            mesh = triangle_mesh.with_holes_filled(mesh, config.fill)
+        mesh = cleaned(mesh, config, _SHORTEST * voxel)
         return FusedRegion(mesh, voxel, len(cells.points))
 
     def _pairs(self, voxel: float, region: ObservedRegion | None) -> Pairs:

@@ -10,7 +10,7 @@ not on their order of arrival.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_extractors.mesh.depth_views import DepthView, Renderer
 from sugar_extractors.mesh.fused_distances import BLOCK, FusedDistances
-from sugar_extractors.mesh.level_sets import Box
 from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, SparseField, extract_surface
 from sugar_extractors.mesh.observed_region import ObservedRegion
 from sugar_scene import triangle_mesh
+from sugar_scene.depth_view import DepthView, Renderer
+from sugar_scene.regions import WHOLE, Box, Region
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 from sugar_utils.flags import non_negative_float, positive_float
@@ -121,10 +121,7 @@ class Fusion:
         mesh = extract_surface(field)
         if region is not None and mesh.n_faces:
             mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
-        shortest = config.min_diagonal * field.voxel
-        mesh = triangle_mesh.without_small_components(mesh, config.min_component, shortest)
-        if config.fill:
-            mesh = triangle_mesh.with_holes_filled(mesh, config.fill)
+        mesh = cleaned(mesh, config, config.min_diagonal * field.voxel)
         return FusedRegion(mesh, field.voxel, field.distances.numel())
 
     def automatic_voxel(self) -> float | None:
@@ -163,76 +160,101 @@ class Fusion:
             larger = voxel * max(_COARSER, math.sqrt(n / max_voxels))
             self.console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
             voxel = larger
-        means = FusedDistances.empty(n, voxel, self.config.truncation * voxel, reached.device)
-        blocks = reached.nonzero().int().contiguous()
-        with self.console.progress("fusion", 1, len(self.cameras)) as progress:
-            for done, camera in enumerate(self.cameras, start=1):
-                means.add_at_corners(self.render(camera), blocks, self.box.low)
-                progress.update(done, fields={"voxels": f"{n:,}"})
-        return fused_field(means, reached, self.box.low)
+        views = [partial(self.render, camera) for camera in self.cameras]
+        return self._cubes(voxel).averaged(views, reached, self.console)
+
+    def _cubes(self, voxel: float) -> FusedCubes:
+        return FusedCubes(self.box.low, voxel, self.config.truncation * voxel)
 
     def _reached_blocks(self, voxel: float) -> Tensor:
         """Return which blocks of the box the depth of some view reaches. (X, Y, Z) bool"""
+        cubes = self._cubes(voxel)
         block_side = voxel * BLOCK
-        reach = self.config.truncation * voxel
         sides = np.subtract(self.box.high, self.box.low).tolist()
         shape = [max(1, math.ceil(side / block_side)) for side in sides]
         device = self.render(self.cameras[0]).depth.device
         reached = torch.zeros(shape, dtype=torch.bool, device=device)
         with self.console.progress("blocks", 1, len(self.cameras)) as progress:
             for done, camera in enumerate(self.cameras, start=1):
-                mark_reached(self.render(camera), self.box.low, voxel, reach, reached)
+                cubes.mark(self.render(camera), reached)
                 progress.update(done)
         return reached
 
 
-def mark_reached(
-    view: DepthView,
-    low: tuple[float, float, float],
-    voxel: float,
-    reach: float,
-    reached: Tensor,
-    first: tuple[int, int, int] = (0, 0, 0),
-) -> None:
-    """Mark the blocks of voxels that the depth of a view reaches.
+def cleaned(
+    mesh: TriangleMesh, config: TsdfConfig, min_diagonal: float, region: Region = WHOLE
+) -> TriangleMesh:
+    """Remove small components and close pinholes, but nothing that goes on in another region.
 
     Args:
-        low: Corner of block (0, 0, 0), world units.
-        voxel: Side of a voxel, world units.
-        reach: Before and behind the depth, world units.
-        reached: Blocks from ``first`` on, (X, Y, Z) bool; changed.
-        first: The lowest block of these.
+        min_diagonal: Of the box of a component that stays however few triangles it has, world
+            units.
     """
-    block_side = voxel * BLOCK
-    n_steps = math.ceil(2 * reach / (block_side / 2)) + 1
-    is_known = view.depth.flatten() > 0
-    shape = torch.tensor(reached.shape, device=reached.device)
-    first_block = torch.tensor(first, device=reached.device)
-    for offset in torch.linspace(-reach, reach, n_steps, device="cpu").tolist():
-        points = view.world_points(view.depth + offset)[is_known]
-        blocks = (points - points.new_tensor(low)) / block_side
-        blocks = blocks.floor().long() - first_block
-        is_inside = ((blocks >= 0) & (blocks < shape)).all(dim=1)
-        x, y, z = blocks[is_inside].unbind(1)
-        reached[x, y, z] = True
-
-
-def fused_field(
-    means: FusedDistances, reached: Tensor, origin: tuple[float, float, float]
-) -> SparseField:
-    """Return the field of means at the corners of the blocks that are reached.
-
-    Args:
-        means: At the corners of these blocks, in their order.
-        reached: (X, Y, Z) bool
-        origin: Corner of the first block, world units.
-    """
-    numbers = reached.flatten().cumsum(0).int() - 1
-    return SparseField(
-        origin=origin,
-        voxel=means.voxel,
-        table=torch.where(reached, numbers.reshape(reached.shape), -1).int(),
-        distances=means.fused(),
-        weights=means.weights,
-        colors=means.colors,
+    continues = region.shared(mesh.vertices)
+    mesh = triangle_mesh.without_small_components(
+        mesh, config.min_component, min_diagonal, continues
     )
+    if not config.fill:
+        return mesh
+    return triangle_mesh.with_holes_filled(mesh, config.fill, region.shared(mesh.vertices))
+
+
+@dataclass(frozen=True)
+class FusedCubes:
+    """Cubes of ``BLOCK`` voxels along each side, in which distances to views are averaged.
+
+    Places are counted from the corner of the whole grid: the same numbers, and bits, in every part
+    of it.
+    """
+
+    low: tuple[float, float, float]  # corner of cube (0, 0, 0), world units
+    voxel: float  # side of a voxel, world units
+    reach: float  # of a view before and behind its depth, world units
+    first: tuple[int, int, int] = (0, 0, 0)  # the lowest cube of the part
+
+    def mark(self, view: DepthView, reached: Tensor) -> None:
+        """Mark the cubes that the depth of a view reaches.
+
+        Args:
+            reached: Cubes from ``first`` on, (X, Y, Z) bool; changed.
+        """
+        cube_side = self.voxel * BLOCK
+        n_steps = math.ceil(2 * self.reach / (cube_side / 2)) + 1
+        is_known = view.depth.flatten() > 0
+        shape = torch.tensor(reached.shape, device=reached.device)
+        first = torch.tensor(self.first, device=reached.device)
+        for offset in torch.linspace(-self.reach, self.reach, n_steps, device="cpu").tolist():
+            points = view.world_points(view.depth + offset)[is_known]
+            cubes = (points - points.new_tensor(self.low)) / cube_side
+            cubes = cubes.floor().long() - first
+            is_inside = ((cubes >= 0) & (cubes < shape)).all(dim=1)
+            x, y, z = cubes[is_inside].unbind(1)
+            reached[x, y, z] = True
+
+    def averaged(
+        self, views: Sequence[Callable[[], DepthView]], reached: Tensor, console: Console
+    ) -> SparseField:
+        """Return the means of all views at the corners of the cubes that are reached.
+
+        Args:
+            views: Makes the depth of each view, one after the other.
+            reached: Cubes from ``first`` on. (X, Y, Z) bool
+        """
+        n = int(reached.sum()) * BLOCK**3
+        means = FusedDistances.empty(n, self.voxel, self.reach, reached.device)
+        first = torch.tensor(self.first, dtype=torch.int32, device=reached.device)
+        cubes = (reached.nonzero().int() + first).contiguous()
+        with console.progress("fusion", 1, max(1, len(views))) as progress:
+            for done, view in enumerate(views, start=1):
+                means.add_at_corners(view(), cubes, self.low)
+                progress.update(done, fields={"voxels": f"{n:,}"})
+        x, y, z = (np.array(self.low) + np.array(self.first) * (self.voxel * BLOCK)).tolist()
+        numbers = reached.flatten().cumsum(0).int() - 1
+        return SparseField(
+            origin=(x, y, z),
+            voxel=self.voxel,
+            table=torch.where(reached, numbers.reshape(reached.shape), -1).int(),
+            distances=means.fused(),
+            weights=means.weights,
+            colors=means.colors,
+        )

@@ -12,7 +12,7 @@ from gaussian_splatting.core.moved import GLB_AXES, moved_cloud, moved_points
 from gaussian_splatting.formats.placement import MESH, SPLATS
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from sugar_extractors.export.engines.web_page import write_page
-from sugar_extractors.export.format_types import CombinedExport
+from sugar_extractors.export_contents import CombinedExport
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from sugar_trainers.naming import INDEX
 from sugar_utils.errors import Notify, UserError

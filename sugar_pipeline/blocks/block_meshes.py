@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,21 +14,20 @@ from scipy.spatial import KDTree
 
 from gaussian_splatting.core.moved import unit_vectors
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.scenes.scene import Scene
-from sugar_extractors.mesh.depth_views import DepthView
-from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
-from sugar_extractors.mesh.holes.hole_filling import FilledMesh, HoleCounts, fill_holes
-from sugar_extractors.mesh.level_sets import Box
+from sugar_extractors.mesh import mesh_steps
 from sugar_extractors.mesh.mesh_config import MeshOptions
+from sugar_extractors.mesh.mesh_finishing import finish_mesh
+from sugar_extractors.mesh.mesh_steps import Extraction, Figures
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.mesh.observed_region import observed_region, without_bare_border
-from sugar_extractors.mesh.subdivision import covered_pixels, visible_part
-from sugar_extractors.mesh.tsdf import TsdfConfig
+from sugar_extractors.mesh.observed_region import observed_region
+from sugar_extractors.mesh.tsdf import cleaned
 from sugar_pipeline.blocks.block_depths import INDEX_FILE, StoredView, stored_views
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, voxel_size
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
+from sugar_scene.depth_view import DepthView, FusedViews
+from sugar_scene.regions import EVERYWHERE, Box, Region, SharedPlane
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
@@ -37,8 +37,7 @@ from sugar_utils.recipe import Recipe, note_path
 
 ANCHOR = 3.0  # length of the triangles that hold a border while a mesh is decimated, in edges
 _TURN = 0.6  # radians, of these triangles about their edge
-_ON_PLANE = 1e-3  # voxels, by which a vertex of the border may lie beside its plane
-_MOVED = 0.05  # the same, by which decimation may move it
+_MOVED = 0.05  # voxels, by which decimation may move a vertex of the border
 _SNAP = 0.15  # the same, by which it moves to a corner of the grid: no edge there is much shorter
 _TRIES = 16
 _RINGS = 2  # of triangles around a vertex that was lost
@@ -54,14 +53,13 @@ class _Anchored(NamedTuple):
 
 
 def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, console: Console) -> None:
-    """Fuse, clean and decimate the part of a block.
+    """Fuse, clean and decimate the part of a block, by the steps of the mesh stage.
 
     Args:
         options: Of the mesh of the block's coarse model.
     """
     recipe = _recipe(plan, options)
-    note = note_path(block.mesh)
-    if recipe.is_current(note, [block.mesh]):
+    if recipe.is_current(note_path(block.mesh), [block.mesh]):
         console.headline(f"exists already: {block.mesh}")
         return
     views = stored_views(plan.blocks)
@@ -69,29 +67,29 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
         raise UserError(f"{plan.folder}: no view of any block has a depth; train the blocks longer")
     voxel = voxel_size(views, options.tsdf)
     grid = VoxelGrid.over(plan.bounds, voxel)
+    extraction = _extraction(block, grid, options, console)
+    region = extraction.region
     fusion = JoinedFusion(views, grid, options.tsdf, options.compute.device, console)
-    region = grid.region_of(block.box)
-    mesh = fusion.surface(region)
-    _, scene = load_views(options, say_nothing)
-    depths = _StoredDepths.of(block, options.compute.device)
-    mesh = observed_part(mesh, block, scene, depths, options, voxel)
-    planes = planes_of(grid, block.box)
-    mesh = cleaned(mesh, planes, voxel, SmallestPart.of(options.tsdf, voxel), options.tsdf.fill)
+    mesh = fusion.surface(grid.region_of(block.box))
+    mesh = observed_part(extraction, mesh, block.box)
+    mesh = cleaned(mesh, options.tsdf, options.tsdf.min_diagonal * voxel, region)
     n_before = mesh.n_faces
-    target = max(options.decimation_targets)
-    decimate = choose_backend(options.meshing_backend).decimate
-    mesh = snapped(mesh, planes, grid)
-    mesh = decimated(mesh, target, planes, voxel, decimate)
+    n_faces = max(options.decimation_targets)
+
+    def decimate(mesh: TriangleMesh) -> TriangleMesh:
+        return decimated(snapped(mesh, region, grid), n_faces, region, extraction.backend.decimate)
+
+    mesh = finish_mesh([mesh], decimate, surface=None, box=None)
+    figures: Figures = {"foreground_voxel": voxel}
     if options.remove_unseen and mesh.n_faces:
-        covered = covered_pixels(mesh, scene.train_cameras, options.compute.device)
-        mesh = visible_part(mesh, covered)
-    if options.fills_holes:
-        mesh, counts = holes_filled(mesh, depths, planes, voxel)
-        console.info(str(counts))
+        mesh = mesh_steps.without_unseen(extraction, mesh)
+    if options.fills_holes and mesh.n_faces:
+        voxels = {"foreground": voxel}
+        mesh, hole_figures = mesh_steps.with_holes_filled(extraction, mesh, voxels)
+        figures.update(hole_figures)
     console.headline(f"block {block.number}: {mesh.n_faces:,} of {n_before:,} triangles")
-    note.unlink(missing_ok=True)
-    triangle_mesh.write_mesh_ply(block.mesh, triangle_mesh.with_vertex_normals(mesh))
-    recipe.write(note, [block.mesh])
+    mesh = triangle_mesh.with_vertex_normals(mesh)
+    mesh_steps.write(extraction, block.mesh, recipe, mesh, figures)
 
 
 def _recipe(plan: BlockPlan, options: MeshOptions) -> Recipe:
@@ -101,63 +99,46 @@ def _recipe(plan: BlockPlan, options: MeshOptions) -> Recipe:
     return Recipe(settings, {"depths": depths})
 
 
-def observed_part(
-    mesh: TriangleMesh,
-    block: Block,
-    scene: Scene,
-    depths: _StoredDepths,
-    options: MeshOptions,
-    voxel: float,
-) -> TriangleMesh:
+def _extraction(
+    block: Block, grid: VoxelGrid, options: MeshOptions, console: Console
+) -> Extraction:
+    """Return what the steps read for a block: its scene, and its views with their stored depth."""
+    start = time.monotonic()
+    _, scene = load_views(options, say_nothing)
+    device = options.compute.device
+    depths = _StoredDepths.of(block, device)
+    return Extraction(
+        options=options,
+        console=console,
+        scene=scene,
+        region=region_of(grid, block.box),
+        views=FusedViews(depths.cameras, lambda: depths.read, hull=None, device=device),
+        backend=choose_backend(options.meshing_backend),
+        start=start,
+    )
+
+
+def observed_part(extraction: Extraction, mesh: TriangleMesh, box: BlockBox) -> TriangleMesh:
     """Return the part of a mesh near the observed points, without bare borders.
 
     Args:
-        scene: Of the block, whose points reach into its margin.
+        box: The space of the block, into whose margin the points of its scene reach.
     """
-    margin = options.tsdf.margin
+    scene = extraction.scene
+    margin = extraction.options.tsdf.margin
     if margin is None or mesh.n_faces == 0:
         return mesh
     # Infinite sides end far outside.
-    low = np.maximum(block.box.low, mesh.vertices.min(axis=0)) - scene.extent
-    high = np.minimum(block.box.high, mesh.vertices.max(axis=0)) + scene.extent
+    low = np.maximum(box.low, mesh.vertices.min(axis=0)) - scene.extent
+    high = np.minimum(box.high, mesh.vertices.max(axis=0)) + scene.extent
     around = Box.of_corners(low, high)
-    region = observed_region(scene.observations, around, margin * scene.extent)
-    points_region = observed_region(scene.observations, around, 0.0)
-    if region is None or points_region is None:
+    observed = observed_region(scene.observations, around, margin * scene.extent)
+    if observed is None:
         return mesh
-    mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
-    if mesh.n_faces == 0 or not depths.cameras:
-        return mesh
-    return without_bare_border(
-        mesh,
-        points_region,
-        depths.read,
-        depths.cameras,
-        reach=options.tsdf.truncation * voxel,
-        min_faces=options.tsdf.min_component,
-    )
-
-
-def holes_filled(
-    mesh: TriangleMesh,
-    depths: _StoredDepths,
-    planes: Sequence[tuple[int, float]],
-    voxel: float,
-) -> FilledMesh:
-    """Fill the holes that the views of a block allow, but none that a neighbour may go on in."""
-    if mesh.n_faces == 0 or not depths.cameras:
-        return FilledMesh(mesh, HoleCounts())
-    evidence = ViewEvidence(
-        cameras=depths.cameras,
-        hull=None,
-        renderer=lambda: depths.read,
-        box=Box.of_corners(mesh.vertices.min(axis=0), mesh.vertices.max(axis=0)),
-        inner_voxel=voxel,
-        outer_voxel=voxel,
-        device=depths.device,
-    )
-    at_border = on_planes(mesh.vertices, planes, voxel)
-    return fill_holes(mesh, evidence.judge, is_object=False, goes_on=at_border)
+    mesh = triangle_mesh.keep_vertices(mesh, observed.contains(mesh.vertices))
+    render = extraction.views.renderer()
+    voxel = extraction.region.voxel
+    return mesh_steps.without_bare_border(extraction, mesh, render, around, voxel)
 
 
 @dataclass(frozen=True)
@@ -178,61 +159,10 @@ class _StoredDepths:
         return self.views[camera.name].read(self.device)
 
 
-class SmallestPart(NamedTuple):
-    """The part of a mesh that is just large enough to stay: it has one of the two."""
-
-    n_faces: int
-    diagonal: float  # of its box, world units
-
-    @classmethod
-    def of(cls, config: TsdfConfig, voxel: float) -> SmallestPart:
-        """Return the part that the fusion with voxels of this side leaves."""
-        return cls(config.min_component, config.min_diagonal * voxel)
-
-
-def cleaned(
-    mesh: TriangleMesh,
-    planes: Sequence[tuple[int, float]],
-    voxel: float,
-    smallest: SmallestPart,
-    longest_hole: int,
-) -> TriangleMesh:
-    """Remove small parts and fill pinholes, but nothing that goes on in another region.
-
-    Args:
-        planes: Axis and place of the planes to the neighbours.
-        smallest: Part that just stays.
-        longest_hole: Edges of the largest hole that is filled.
-    """
-    if mesh.n_faces == 0:
-        return mesh
-    of_vertices = triangle_mesh.component_labels(mesh)
-    labels = of_vertices[mesh.faces[:, 0]]
-    counts = np.bincount(labels, minlength=mesh.n_vertices)
-    diagonals = triangle_mesh.component_diagonals(mesh, of_vertices)
-    is_large = (counts >= smallest.n_faces) | (diagonals >= smallest.diagonal)
-    goes_on = np.zeros(len(counts), dtype=bool)
-    at_border = on_planes(mesh.vertices, planes, voxel)
-    goes_on[labels[at_border[mesh.faces].any(axis=1)]] = True
-    stays = is_large[labels] | goes_on[labels]
-    mesh = triangle_mesh.without_unused_vertices(
-        TriangleMesh(mesh.vertices, mesh.faces[stays], mesh.colors)
-    )
-    if longest_hole == 0 or mesh.n_faces == 0:
-        return mesh
-    at_border = on_planes(mesh.vertices, planes, voxel)
-    loops = []
-    for loop in triangle_mesh.border_loops(mesh):
-        if len(loop) <= longest_hole and not at_border[loop].any():
-            loops.append(loop)
-    return triangle_mesh.with_loops_filled(mesh, loops)
-
-
 def decimated(
     mesh: TriangleMesh,
     n_faces: int,
-    planes: Sequence[tuple[int, float]],
-    voxel: float,
+    region: Region,
     decimate: Decimate,
 ) -> TriangleMesh:
     """Decimate a mesh; vertices on the planes to its neighbours are fixed.
@@ -244,7 +174,7 @@ def decimated(
     """
     if mesh.n_faces <= n_faces:
         return mesh
-    is_shared = on_planes(mesh.vertices, planes, voxel)
+    is_shared = region.shared(mesh.vertices)
     is_fixed = is_shared.copy()
     is_left_out = np.zeros(mesh.n_faces, dtype=bool)
     for _ in range(_TRIES):
@@ -257,9 +187,9 @@ def decimated(
         anchored = _with_anchors(rest, edges)
         n_small = max(n_faces - int(is_left_out.sum()), 0) + anchored.n_added
         small = decimate(triangle_mesh.without_unused_vertices(anchored.mesh), n_small)
-        without_anchors = _without_anchors(small, anchored.corners, voxel)
+        without_anchors = _without_anchors(small, anchored.corners, region.voxel)
         small = triangle_mesh.without_unused_vertices(without_anchors)
-        small, is_lost = _with_border(small, mesh.vertices[border], voxel)
+        small, is_lost = _with_border(small, mesh.vertices[border], region.voxel)
         lost_rows = border[is_lost]
         lost_shared = lost_rows[is_shared[lost_rows]]
         if len(lost_shared) == 0:
@@ -297,44 +227,33 @@ def _around(mesh: TriangleMesh, vertices: np.ndarray) -> np.ndarray:
     return is_around
 
 
-def snapped(
-    mesh: TriangleMesh, planes: Sequence[tuple[int, float]], grid: VoxelGrid
-) -> TriangleMesh:
+def snapped(mesh: TriangleMesh, region: Region, grid: VoxelGrid) -> TriangleMesh:
     """Move vertices on the planes that lie close to a corner of the grid to that corner.
 
     Short edges would be the first that decimation removes. Where a vertex goes depends on its place
     alone, so that the neighbour's goes there, too.
     """
-    if mesh.n_faces == 0 or not planes:
+    if mesh.n_faces == 0 or not region.planes:
         return mesh
-    at_border = on_planes(mesh.vertices, planes, grid.voxel)
+    is_shared = region.shared(mesh.vertices)
     places = (mesh.vertices - np.array(grid.low)) / grid.voxel
     corners = np.rint(places)
-    moves = at_border[:, None] & (np.abs(places - corners) < _SNAP)
+    moves = is_shared[:, None] & (np.abs(places - corners) < _SNAP)
     on_corners = np.array(grid.low) + corners * grid.voxel
     vertices = np.where(moves, on_corners, mesh.vertices)
     return triangle_mesh.clean_mesh(TriangleMesh(vertices, mesh.faces, mesh.colors))
 
 
-def on_planes(
-    vertices: np.ndarray, planes: Sequence[tuple[int, float]], voxel: float
-) -> np.ndarray:
-    """Whether vertices lie on one of some planes. (V, 3) -> (V,) bool"""
-    distances = [np.abs(vertices[:, axis] - place) for axis, place in planes]
-    nearest = np.min([np.full(len(vertices), np.inf), *distances], axis=0)
-    return np.asarray(nearest < _ON_PLANE * voxel)
-
-
-def planes_of(grid: VoxelGrid, box: BlockBox) -> list[tuple[int, float]]:
-    """Axis and place of the planes between a block and its neighbours, on the grid."""
-    region = grid.region_of(box)
+def region_of(grid: VoxelGrid, box: BlockBox) -> Region:
+    """Return the region of a block, with the planes on the grid between it and its neighbours."""
+    cubes = grid.region_of(box)
     planes = []
     for axis in range(3):
-        if region.first[axis] > 0:
-            planes.append((axis, grid.low[axis] + region.first[axis] * grid.cube_side))
-        if region.end[axis] < grid.shape[axis]:
-            planes.append((axis, grid.low[axis] + region.end[axis] * grid.cube_side))
-    return planes
+        if cubes.first[axis] > 0:
+            planes.append(SharedPlane(axis, grid.low[axis] + cubes.first[axis] * grid.cube_side))
+        if cubes.end[axis] < grid.shape[axis]:
+            planes.append(SharedPlane(axis, grid.low[axis] + cubes.end[axis] * grid.cube_side))
+    return Region(EVERYWHERE, tuple(planes), grid.voxel)
 
 
 def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> _Anchored:

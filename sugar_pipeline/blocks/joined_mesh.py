@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sugar_extractors.mesh.fused_distances import BLOCK, FusedDistances
-from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, SparseField, extract_surface
-from sugar_extractors.mesh.tsdf import TsdfConfig, fused_field, mark_reached
+from sugar_extractors.mesh.fused_distances import BLOCK
+from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, extract_surface
+from sugar_extractors.mesh.tsdf import FusedCubes, TsdfConfig
 from sugar_pipeline.blocks.block_depths import StoredView
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
@@ -113,7 +114,9 @@ class JoinedFusion:
             return welded([self.surface(below), self.surface(above)], _WELD * self.grid.voxel)
         if n == 0:
             return EMPTY_MESH
-        mesh = extract_surface(self._field(region, reached, n))
+        views = [partial(view.read, self.device) for view in self._views_of(region)]
+        field = self._cubes(region).averaged(views, reached, self.console)
+        mesh = extract_surface(field)
         return self._within(mesh, region)
 
     def _views_of(self, region: GridRegion) -> list[StoredView]:
@@ -133,28 +136,14 @@ class JoinedFusion:
         """Which cubes of a region, and those after it, the depth of some view reaches. bool"""
         shape = [n + 1 for n in region.shape]
         reached = torch.zeros(shape, dtype=torch.bool, device=self.device)
-        voxel = self.grid.voxel
-        reach = self.config.truncation * voxel
+        cubes = self._cubes(region)
         for stored in self._views_of(region):
-            view = stored.read(self.device)
-            mark_reached(view, self.grid.low, voxel, reach, reached, region.first)
+            cubes.mark(stored.read(self.device), reached)
         return reached
 
-    def _field(self, region: GridRegion, reached: Tensor, n: int) -> SparseField:
-        """Average the distances of all views at the corners of the cubes that are reached."""
-        voxel = self.grid.voxel
-        means = FusedDistances.empty(n, voxel, self.config.truncation * voxel, self.device)
-        local_cubes = reached.nonzero().int()
-        # Counted from the corner of the grid: the same numbers, and bits, in every region.
-        cubes = local_cubes + torch.tensor(region.first, dtype=torch.int32, device=self.device)
-        views = self._views_of(region)
-        with self.console.progress("fusion", 1, max(1, len(views))) as progress:
-            for done, stored in enumerate(views, start=1):
-                means.add_at_corners(stored.read(self.device), cubes.contiguous(), self.grid.low)
-                progress.update(done, fields={"voxels": f"{n:,}"})
-        origin = np.array(self.grid.low) + np.array(region.first) * self.grid.cube_side
-        x, y, z = origin.tolist()
-        return fused_field(means, reached, (x, y, z))
+    def _cubes(self, region: GridRegion) -> FusedCubes:
+        reach = self.config.truncation * self.grid.voxel
+        return FusedCubes(self.grid.low, self.grid.voxel, reach, region.first)
 
     def _within(self, mesh: TriangleMesh, region: GridRegion) -> TriangleMesh:
         """Return the triangles whose cells belong to a region, not to the cubes after it."""

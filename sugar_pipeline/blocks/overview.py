@@ -22,10 +22,11 @@ from gaussian_splatting.scenes.reference_layout import (
 )
 from gaussian_splatting.scenes.scene import Scene, load_scene_for_checkpoint, whole_pixels
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
-from sugar_extractors.mesh.depth_views import Renderer, view_renderer
+from sugar_extractors.mesh.depth_views import view_renderer
 from sugar_pipeline.blocks.automatic import count_photographs
 from sugar_pipeline.pipeline.plan import full_plan
 from sugar_pipeline.pipeline.watched_stage import run_watched_stage
+from sugar_scene.depth_view import Renderer
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console
 from sugar_utils.settings import with_flags

@@ -42,12 +42,12 @@ FOLDERS = (
     "sugar_maps",
     "sugar_trainers",
     "sugar_extractors",
-    "sugar_extractors/mesh",
     "sugar_extractors/mesh/holes",
+    "sugar_extractors/mesh",
     "sugar_extractors/texture",
-    "sugar_extractors/export",
     "sugar_extractors/export/engines",
     "sugar_extractors/export/usd",
+    "sugar_extractors/export",
     "sugar_extractors/outputs",
     "sugar_viewer",
     "sugar_pipeline/quality",
@@ -64,9 +64,6 @@ FLOORS = tuple(dict.fromkeys(folder.split("/")[0] for folder in FOLDERS))
 
 KNOWN_UPWARD_IMPORTS = {
     ("gaussian_splatting/engine", "gaussian_splatting/engine/reporting"),
-    ("sugar_extractors/export", "sugar_extractors/export/engines"),
-    ("sugar_extractors/export", "sugar_extractors/export/usd"),
-    ("sugar_extractors/mesh", "sugar_extractors/mesh/holes"),
 }
 """(folder, folder above it) of the imports that do not point down yet: no pair is ever added."""
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from sugar_extractors.export.engines.convex_process import INPUT, OUTPUT
 from sugar_extractors.export.engines.engine_options import EngineOptions
-from sugar_extractors.export.printable_meshes import with_all_holes_closed
+from sugar_extractors.export_contents import Collider, CollisionShape
 from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_scene import triangle_mesh
+from sugar_scene.mesh_files.printable_meshes import with_all_holes_closed
 from sugar_scene.triangle_mesh import TriangleMesh, open_edge_share
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.libraries import install_advice, load_package, run_alone
@@ -25,27 +25,6 @@ _PACKAGE = "coacd"
 _CONCAVITY = 0.08  # largest of a piece, of the size of the mesh
 _PIECE_VERTICES = 64  # 124 triangles; engines take 255
 _SMALL_PART = 0.01  # of all triangles, below which a part is nothing to collide with
-
-
-@dataclass(frozen=True)
-class CollisionShape:
-    """A piece of a collider."""
-
-    vertices: np.ndarray  # (V, 3) float64
-    faces: np.ndarray  # (F, 3) int64
-
-
-@dataclass(frozen=True)
-class Collider:
-    """Shapes to collide with, in the axes of their mesh."""
-
-    shapes: tuple[CollisionShape, ...]
-    convex: bool  # whether each shape is convex; else there is a single one
-
-    @property
-    def n_faces(self) -> int:
-        """Triangles of all shapes."""
-        return sum(len(shape.faces) for shape in self.shapes)
 
 
 def check_collision(options: EngineOptions) -> None:

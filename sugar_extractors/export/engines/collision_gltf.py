@@ -15,7 +15,7 @@ import torch
 
 from gaussian_splatting.core.moved import GLB_AXES
 from gaussian_splatting.formats.gltf_container import BinaryPart
-from sugar_extractors.export.engines.colliders import Collider
+from sugar_extractors.export_contents import Collider
 
 COLLISION_KEY = "collision"
 """Key of a node's extras: ``convex`` or ``mesh``."""

@@ -13,7 +13,7 @@ from typing import Any
 from gaussian_splatting.formats.gltf_container import BinaryPart, finished_glb
 from sugar_extractors.export.engines.collision_gltf import add_collider
 from sugar_extractors.export.engines.levels import level_file
-from sugar_extractors.export.format_types import MeshExport
+from sugar_extractors.export_contents import MeshExport
 from sugar_scene.mesh_files.textured_mesh_io import (
     MeshStyle,
     TexturedMesh,

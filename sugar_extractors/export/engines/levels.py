@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sugar_extractors.export.mesh_reduction import simplified
 from sugar_extractors.texture import texture_atlas
+from sugar_extractors.texture.mesh_reduction import simplified
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import UserError
 

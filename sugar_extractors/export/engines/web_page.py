@@ -9,7 +9,7 @@ from pathlib import Path
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.formats.spz import read_spz, write_spz
 from sugar_extractors.export.engines.scan_program import scan_program
-from sugar_extractors.export.format_types import CombinedExport
+from sugar_extractors.export_contents import CombinedExport
 from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, glb_chunks, small_picture
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.files import require_regular_file

@@ -6,8 +6,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from sugar_extractors.export.engines.colliders import Collider
 from sugar_extractors.export.usd.geometry import set_triangles
+from sugar_extractors.export_contents import Collider
 
 COLLISION = "Collision"
 """Name of the prim above the shapes."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sugar_extractors.export.format_types import CombinedExport
 from sugar_extractors.export.usd.collision import define_collider, make_static
 from sugar_extractors.export.usd.gaussians import define_field
 from sugar_extractors.export.usd.library import load_usd, new_stage, write_error, write_package
 from sugar_extractors.export.usd.mesh import ROOT, define_mesh
+from sugar_extractors.export_contents import CombinedExport
 
 GAUSSIANS = f"{ROOT}/Gaussians"
 """Path of the prim of the Gaussians."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from sugar_extractors.export.engines.colliders import Collider
 from sugar_extractors.export.usd.collision import define_collider
 from sugar_extractors.export.usd.geometry import set_triangles
 from sugar_extractors.export.usd.library import load_usd, new_stage, write_error, write_package
+from sugar_extractors.export_contents import Collider
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, png_bytes
 
 ROOT = "/Scan"

@@ -7,7 +7,6 @@ surface that it shows. As of masks, single views are outvoted: some are wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, Pixels, pixels_of
-from gaussian_splatting.data.masks import OVERVIEW_SIDE, VisualHull, is_outside
-from sugar_extractors.mesh.depth_views import Renderer
+from gaussian_splatting.data.masks import OVERVIEW_SIDE, is_outside
 from sugar_extractors.mesh.holes.hole_shapes import Judgement
-from sugar_extractors.mesh.level_sets import Box
+from sugar_scene.depth_view import FusedViews
+from sugar_scene.regions import Box
 
 FRONT_VOXELS = 4.0  # by which a point stands before a surface: the reach of fused distances
 FRONT_PIXELS = 2  # all pixels this near to a point have to show a deeper surface: edges are blurred
@@ -28,13 +27,10 @@ FRONT_PIXELS = 2  # all pixels this near to a point have to show a deeper surfac
 class ViewEvidence:
     """Evidence of training views about a filling; hole filling calls :meth:`judge`."""
 
-    cameras: Sequence[Camera]
-    hull: VisualHull | None  # of the masks of an object; None without
-    renderer: Callable[[], Renderer]  # makes the renderer of the views' fused depth, on first use
+    views: FusedViews
     box: Box  # the foreground
     inner_voxel: float  # side of a voxel in the box, world units
     outer_voxel: float  # the same outside of it
-    device: torch.device
 
     @torch.no_grad()
     def judge(self, points: np.ndarray) -> Judgement:
@@ -43,14 +39,14 @@ class ViewEvidence:
         Args:
             points: (N, 3) world units
         """
-        positions = torch.from_numpy(points.astype(np.float32)).to(self.device)
+        positions = torch.from_numpy(points.astype(np.float32)).to(self.views.device)
         voxels = np.where(self.box.contains(points), self.inner_voxel, self.outer_voxel)
-        reach = FRONT_VOXELS * torch.from_numpy(voxels.astype(np.float32)).to(self.device)
-        n_views = torch.zeros(len(points), dtype=torch.int64, device=self.device)
-        votes = torch.zeros(len(points), device=self.device)
+        reach = FRONT_VOXELS * torch.from_numpy(voxels.astype(np.float32)).to(self.views.device)
+        n_views = torch.zeros(len(points), dtype=torch.int64, device=self.views.device)
+        votes = torch.zeros(len(points), device=self.views.device)
         shown_by = torch.zeros_like(votes)
-        render = self.renderer()
-        for camera in self.cameras:
+        render = self.views.renderer()
+        for camera in self.views.cameras:
             n_views += self._covers(camera, positions)
             view_points = camera.coordinates(positions)
             pixels = pixels_of(view_points, camera)
@@ -62,15 +58,15 @@ class ViewEvidence:
             shown_by += is_informed
             votes += is_informed & (distance > reach)
         is_contradicted = is_outside(votes, shown_by)
-        if self.hull is not None:
-            is_contradicted |= ~self.hull.contains(positions)
+        if self.views.hull is not None:
+            is_contradicted |= ~self.views.hull.contains(positions)
         return Judgement(n_views.cpu().numpy(), is_contradicted.cpu().numpy())
 
     def _covers(self, camera: Camera, positions: Tensor) -> Tensor:
         """Return which points, (N, 3), a view shows, inside of its mask if it has one. (N,) bool"""
         small = camera.reduced(OVERVIEW_SIDE)
         pixels = pixels_of(small.coordinates(positions), small)
-        silhouette = None if self.hull is None else self.hull.silhouette(small)
+        silhouette = None if self.views.hull is None else self.views.hull.silhouette(small)
         if silhouette is None:
             return pixels.inside
         return pixels.inside & silhouette[pixels.rows, pixels.columns]

@@ -26,8 +26,8 @@ from sugar_extractors.mesh.holes.hole_shapes import (
 )
 from sugar_extractors.mesh.holes.patches import Patch, refined
 from sugar_extractors.mesh.holes.rim_triangulation import RimEdges, triangulated
-from sugar_extractors.mesh.level_sets import Box
 from sugar_scene import triangle_mesh as meshes
+from sugar_scene.regions import WHOLE, Box, Region
 from sugar_scene.triangle_mesh import TriangleMesh
 
 MODES = ("auto", "none")
@@ -87,8 +87,7 @@ def fill_holes(
     judge: Judge,
     *,
     is_object: bool,
-    box: Box | None = None,
-    goes_on: np.ndarray | None = None,
+    region: Region = WHOLE,
 ) -> FilledMesh:
     """Fill the holes of a mesh that photographs allow.
 
@@ -97,16 +96,15 @@ def fill_holes(
         judge: Returns the evidence of images about points.
         is_object: Whether masks tell what the object is. If not, the longest border of each
             component is the end of what was reconstructed and stays.
-        box: Vertices outside of it do not count for the size of a component; None: all count.
-        goes_on: At which vertices the surface goes on in another mesh, (V,) bool; borders through
-            them stay. None: nowhere.
+        region: Vertices outside of its box do not count for the size of a component; borders
+            through the vertices that it shares with another region stay.
     """
     loops = simple_loops(meshes.border_loops(mesh))
-    reasons = _open_reasons(mesh, loops, is_object, box)
-    if goes_on is not None:
-        for number, loop in enumerate(loops):
-            if goes_on[loop].any():
-                reasons[number] = "outer_borders"
+    reasons = _open_reasons(mesh, loops, is_object, region.box)
+    is_shared = region.shared(mesh.vertices)
+    for number, loop in enumerate(loops):
+        if is_shared[loop].any():
+            reasons[number] = "outer_borders"
     candidates = [number for number, reason in enumerate(reasons) if not reason]
     edges = RimEdges.of(mesh, loops)
     if not candidates:
@@ -155,7 +153,7 @@ def simple_loops(walks: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _open_reasons(
-    mesh: TriangleMesh, loops: Sequence[np.ndarray], is_object: bool, box: Box | None
+    mesh: TriangleMesh, loops: Sequence[np.ndarray], is_object: bool, box: Box
 ) -> list[str]:
     """Return why each loop stays open before photographs are looked at; empty where it may not."""
     if not loops:
@@ -181,15 +179,13 @@ def _open_reasons(
     return reasons
 
 
-def _component_diagonals(mesh: TriangleMesh, labels: np.ndarray, box: Box | None) -> np.ndarray:
+def _component_diagonals(mesh: TriangleMesh, labels: np.ndarray, box: Box) -> np.ndarray:
     """Return the diagonal of each component's bounding box at the row of its label. (V,)"""
-    counted = np.ones(mesh.n_vertices, dtype=bool)
-    if box is not None:
-        is_inside = box.contains(mesh.vertices)
-        # What lies outside of the box altogether is measured as it is.
-        has_inside = np.zeros(mesh.n_vertices, dtype=bool)
-        has_inside[labels[is_inside]] = True
-        counted = is_inside | ~has_inside[labels]
+    is_inside = box.contains(mesh.vertices)
+    # What lies outside of the box altogether is measured as it is.
+    has_inside = np.zeros(mesh.n_vertices, dtype=bool)
+    has_inside[labels[is_inside]] = True
+    counted = is_inside | ~has_inside[labels]
     low = np.full((mesh.n_vertices, 3), np.inf)
     high = np.full((mesh.n_vertices, 3), -np.inf)
     np.minimum.at(low, labels[counted], mesh.vertices[counted])

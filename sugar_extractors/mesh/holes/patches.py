@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sugar_extractors.mesh.holes.rim_triangulation import RimEdges
-from sugar_extractors.mesh.subdivision import with_split_edges
+from sugar_scene.subdivision import with_split_edges
 from sugar_scene.triangle_mesh import TriangleMesh, edge_keys
 
 _LONG = 4 / 3  # edges longer than this are split, in mean edges around them
