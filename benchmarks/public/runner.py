@@ -7,11 +7,13 @@ there is not run again; the training of an interrupted one goes on from its last
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -27,7 +29,7 @@ from benchmarks.public.layouts import Capture, find_capture, scene_folder
 from benchmarks.public.scoring import scoring_of
 from gaussian_splatting.formats.ply import PlyHeader
 from sugar_pipeline.command_line import PROGRAMS
-from sugar_pipeline.pipeline.pipeline_result import PipelineResult, training_record
+from sugar_pipeline.pipeline.pipeline_result import training_record
 from sugar_utils import __version__
 from sugar_utils.console import Console
 from sugar_utils.entrypoint import run_main
@@ -38,6 +40,7 @@ from sugar_utils.schemas import conform
 
 JOB_FILE = "job.json"
 LOG_FILE = "log.txt"
+TRAINING = "train"  # folder of the training
 
 Train = Callable[[Job, Capture], Trained]
 Start = Callable[[Job, int | None], None]  # runs a job, on the GPU of a number
@@ -45,24 +48,31 @@ Start = Callable[[Job, int | None], None]  # runs a job, on the GPU of a number
 
 def train(job: Job, capture: Capture) -> Trained:
     """Train a scene by the defaults of ``sugar run`` or ``sugar vanilla``, with the job's flags."""
-    out = Path(job.out) / "train"
-    if job.benchmark not in SURFACE_BENCHMARKS:
-        words = ["-s", str(capture.folder), "-m", str(out), "--eval", *capture.flags, *job.flags]
-        ply, resolution = _run_program("gaussian_splatting/train.py", words, "resolution")
-        record = training_record("vanilla", out / "checkpoints", [ply])
-        return Trained(
-            path=str(ply),
-            resolution=resolution,
-            seconds=record.seconds or 0.0,
-            peak_gib=(record.peak_bytes or 0) / 2**30,
-            size=PlyHeader.read(ply).n_rows,
-        )
+    if job.benchmark in SURFACE_BENCHMARKS:
+        return _train_surface(job, capture)
+    return _train_views(job, capture)
+
+
+def _train_views(job: Job, capture: Capture) -> Trained:
+    out = Path(job.out) / TRAINING
+    words = ["-s", str(capture.folder), "-m", str(out), "--eval", *capture.flags, *job.flags]
+    ply, args = _run_program("gaussian_splatting/train.py", words)
+    record = training_record(TRAINING, out / "checkpoints", [ply])
+    return Trained(
+        path=str(ply),
+        resolution=args.resolution,
+        seconds=record.seconds or 0.0,
+        peak_gib=(record.peak_bytes or 0) / 2**30,
+        size=PlyHeader.read(ply).n_rows,
+    )
+
+
+def _train_surface(job: Job, capture: Capture) -> Trained:
+    out = Path(job.out) / TRAINING
     words = ["-s", str(capture.folder), "--output_dir", str(out), "--eval", "False"]
     if job.minutes is not None:
         words += ["--minutes", str(job.minutes)]
-    words += [*capture.flags, *job.flags]
-    result, _ = _run_program("train_full_pipeline.py", words, "output_dir")
-    assert isinstance(result, PipelineResult)
+    result, _ = _run_program("train_full_pipeline.py", [*words, *capture.flags, *job.flags])
     if result.mesh is None:
         raise UserError(f"{job.scene}: the training made no mesh; remove --stop_after from --flags")
     peaks = [record.peak_bytes for record in result.records if record.peak_bytes]
@@ -74,12 +84,12 @@ def train(job: Job, capture: Capture) -> Trained:
     )
 
 
-def _run_program(script: str, words: Sequence[str], flag: str) -> tuple[object, object]:
-    """Run a program of the command line; return its result, and the value of one of its flags."""
+def _run_program(script: str, words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
+    """Run a program of the command line; return its result, and its flags."""
     program = PROGRAMS[script]
     parser = program.make_parser(None)
     args = parser.parse_args(list(words))
-    return program.call(parser, args, console=Console()), getattr(args, flag)
+    return program.call(parser, args, console=Console()), args
 
 
 def run_job(job: Job, training: Train = train) -> Result:

@@ -171,16 +171,17 @@ def closest_point_passes(points: np.ndarray, truth: TanksTruth, start: Similarit
         sources = voxel_means(truth.cropped(similarity.moved(points)), voxel * truth.threshold)
         if min(len(targets), len(sources)) < _MIN_PAIRS:
             return similarity
-        sources = similarity.inverse().moved(sources)
+        sources = similarity.inverse.moved(sources)
         tree = KDTree(targets)
         for _ in range(ICP_STEPS):
             limit = reach * truth.threshold
             moved = similarity.moved(sources)
             distances, rows = tree.query(moved, distance_upper_bound=limit, workers=-1)
-            is_pair = np.isfinite(distances)
-            if is_pair.sum() < _MIN_PAIRS:
+            pairs = np.flatnonzero(np.isfinite(distances))
+            if len(pairs) < _MIN_PAIRS:
                 break
-            similarity = least_squares(sources[is_pair], targets[rows[is_pair]])
+            nearest = np.asarray(rows)[pairs]
+            similarity = least_squares(sources[pairs], targets[nearest])
     return similarity
 
 
@@ -215,12 +216,8 @@ def score_mesh(
     similarity = closest_point_passes(classic, truth, cameras)
     spacing = truth.threshold / 2 / similarity.scale
     scores = score_points(similarity.moved(classic), truth)
-    uniform = score_points(
-        similarity.moved(
-            even_points(_near_volume(mesh, similarity, truth), spacing, SAMPLES_PER_CELL)
-        ),
-        truth,
-    )
+    uniform_points = even_points(_near_volume(mesh, similarity, truth), spacing, SAMPLES_PER_CELL)
+    uniform = score_points(similarity.moved(uniform_points), truth)
     return scores | {f"{name}_uniform": value for name, value in uniform.items()}
 
 
