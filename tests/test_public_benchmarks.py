@@ -91,8 +91,13 @@ def test_dtu_scores_the_true_sphere_with_nearly_nothing(tmp_path, layout):
     assert scores["completeness"] < 0.2
 
 
-def test_tanks_scores_the_true_sphere_with_nearly_one(tmp_path):
-    make_tanks(tmp_path / "data")
+@pytest.mark.parametrize("images", ["images", "."])
+def test_tanks_scores_the_true_sphere_with_nearly_one(tmp_path, images):
+    root = make_tanks(tmp_path / "data")
+    if images == ".":
+        for path in sorted((root / "images").iterdir()):
+            path.rename(root / path.name)
+        (root / "images").rmdir()
     (job,) = jobs_of(tmp_path / "data", tmp_path / "out", "tanks", "Barn")
     start_stub(job, None)
     scores = read_result(job.result_path).scores
@@ -200,6 +205,14 @@ def test_printed_means_are_those_of_the_scenes():
             numbers = [value for scene, value in row.values.items() if scene != ALL_SCENES]
             if numbers and ALL_SCENES in row.values:
                 assert np.mean(numbers) == pytest.approx(row.values[ALL_SCENES], abs=0.0101)
+
+
+def test_the_page_names_the_source_of_every_published_row():
+    page = (REPOSITORY / "DOCS" / "PUBLIC_BENCHMARKS.md").read_text(encoding="utf-8")
+    for rows in PUBLISHED.values():
+        for row in rows:
+            assert f"| {row.method} |" in page
+            assert row.source in page
 
 
 def test_what_is_missing_is_said_before_anything_is_trained(tmp_path):

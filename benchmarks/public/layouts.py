@@ -16,7 +16,7 @@ normalised world to millimetres. Nothing is written into the folders of the data
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ class Capture:
     root: Path  # folder of the data set's scene
     folder: Path  # scene folder of this program: the same, or one that was written for it
     images: str = "images"  # folder of the images inside of it
-    flags: Sequence[str] = field(default=())  # that the training needs for the layout
+    flags: Sequence[str] = ()  # that the training needs for the layout
 
     def image_files(self) -> list[Path]:
         """Return the images of the data set, in its order."""
