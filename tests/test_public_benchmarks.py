@@ -161,6 +161,17 @@ def test_a_scene_that_fails_stops_no_other_one(tmp_path):
     jobs = make_jobs(parser().parse_args(arguments))
     assert run_jobs(jobs, 1, start) == ["scan24 ended with 5"]
     assert done == ["scan37"]
+    table = write_table(tmp_path, "dtu").read_text(encoding="utf-8")
+    assert "| 2DGS | – | 0.800 |" in table, "published rows alone where nothing was measured"
+
+
+def test_a_process_that_fails_is_named_with_its_last_line(tmp_path):
+    make_dtu(tmp_path / "data", "2dgs")
+    (tmp_path / "data" / "SampleSet").rename(tmp_path / "data" / "other")
+    jobs = jobs_of(tmp_path / "data", tmp_path / "out", "dtu", "24")
+    (line,) = run_jobs(jobs, 1)
+    assert line.startswith("scan24 ended with 2 (error: ")
+    assert "no folder ObsMask of DTU's SampleSet" in line
 
 
 def test_several_workers_run_scenes_at_the_same_time(tmp_path):

@@ -3,13 +3,13 @@
 
 | data set | files of a scene |
 |---|---|
-| DTU of IDR | ``image/000000.png``, ``mask/000.png``, ``cameras.npz`` |
+| DTU of IDR, of NeuS | ``image/000000.png``, ``mask/000.png``, ``cameras.npz`` |
 | DTU of 2DGS | ``images/``, ``mask/``, ``cameras.npz``, and a COLMAP model in ``sparse/0`` |
 | Tanks and Temples | ``images/``, or the images beside ``sparse/0``, which has a COLMAP model |
 | Mip-NeRF 360 | ``images``, ``images_2``, ``images_4``, ``images_8``, ``sparse/0`` |
 | NeRF-synthetic | ``transforms_train.json``, ``transforms_test.json``, ``train/``, ``test/`` |
 
-``cameras.npz`` has ``world_mat_N``, millimetres to pixels of image N, and ``scale_mat_N``, the
+``cameras.npz``, which NeuS calls ``cameras_sphere.npz``, has ``world_mat_N``, millimetres to pixels of image N, and ``scale_mat_N``, the
 normalised world to millimetres. Nothing is written into the folders of the data.
 """
 
@@ -48,6 +48,7 @@ SCENES = {
 
 _PARENTS = ("", "DTU", "TrainingSet", "training", "360_v2", "nerf_synthetic")
 _PREFIXES = ("", "dtu_")
+_CAMERA_FILES = ("cameras.npz", "cameras_sphere.npz")
 _HALF_PIXEL = 0.5  # centres of pixels are at whole numbers in cameras.npz, not here
 
 
@@ -117,7 +118,7 @@ def find_capture(benchmark: str, root: Path, work: Path) -> Capture:
         if not (root / images).is_dir():
             raise UserError(f"{root / images}: missing; the table of 3DGS uses this size")
         return Capture(root, root, images, ("--images", images))
-    if benchmark == "dtu" and (root / "image").is_dir() and find_model(root) is None:
+    if benchmark == "dtu" and find_model(root) is None:
         return Capture(root, write_idr_scene(root, work), flags=("--masks", "none"))
     if find_model(root) is None:
         advice = command_text("convert", "-s", root)
@@ -132,9 +133,11 @@ def read_dtu_cameras(root: Path) -> DtuCameras:
     Raises:
         UserError: It is missing or damaged.
     """
-    path = root / "cameras.npz"
-    if not path.is_file():
-        raise UserError(f"{path}: missing; it is part of the DTU scenes of IDR and of 2DGS")
+    path = next((root / name for name in _CAMERA_FILES if (root / name).is_file()), None)
+    if path is None:
+        raise UserError(
+            f"{root}: no {' or '.join(_CAMERA_FILES)}; use the DTU scenes of IDR, NeuS or 2DGS"
+        )
     what = f"{path}: cannot be read"
     with explained(what, "download the scene again", Exception), np.load(path) as content:
         return _dtu_cameras(content)

@@ -140,7 +140,11 @@ def run_in_process(job: Job, gpu: int | None) -> None:
             check=False,
         )
     if ended.returncode:
-        raise UserError(f"{job.scene} ended with {ended.returncode}; see {out / LOG_FILE}")
+        lines = (out / LOG_FILE).read_text(encoding="utf-8", errors="replace").split("\n")
+        last_line = next((line for line in reversed(lines) if line.strip()), "nothing was printed")
+        raise UserError(
+            f"{job.scene} ended with {ended.returncode} ({last_line.strip()}); see {out / LOG_FILE}"
+        )
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, start: Start = run_in_process) -> list[str]:

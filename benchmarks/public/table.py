@@ -48,8 +48,8 @@ class Row:
     time: str
 
     def mean_of(self, scenes: Sequence[str]) -> float | None:
-        """Return the mean over scenes; None where the row lacks one of them."""
-        if not all(scene in self.values for scene in scenes):
+        """Return the mean over scenes; None without any, or where the row lacks one of them."""
+        if not scenes or not all(scene in self.values for scene in scenes):
             return None
         return sum(self.values[scene] for scene in scenes) / len(scenes)
 
@@ -107,7 +107,7 @@ def _figure_table(rows: Sequence[Row], scenes: Sequence[str], figure: str) -> li
     table = []
     for row in rows:
         numbers = [row.values.get(scene) for scene in scenes]
-        numbers += [row.mean_of(scenes) if scenes else None, row.values.get(ALL_SCENES)]
+        numbers += [row.mean_of(scenes), row.values.get(ALL_SCENES)]
         cells = [_NONE if number is None else f"{number:.{digits}f}" for number in numbers]
         table.append([row.method, *cells, row.time or _NONE, row.source])
     return _markdown(head, table)
