@@ -9,8 +9,9 @@
 | Mip-NeRF 360 | ``images``, ``images_2``, ``images_4``, ``images_8``, ``sparse/0`` |
 | NeRF-synthetic | ``transforms_train.json``, ``transforms_test.json``, ``train/``, ``test/`` |
 
-``cameras.npz``, which NeuS calls ``cameras_sphere.npz``, has ``world_mat_N``, millimetres to pixels of image N, and ``scale_mat_N``, the
-normalised world to millimetres. Nothing is written into the folders of the data.
+``cameras.npz``, which NeuS calls ``cameras_sphere.npz``, has ``world_mat_N``, millimetres to pixels
+of image N, and ``scale_mat_N``, the normalised world to millimetres. Nothing is written into the
+folders of the data.
 """
 
 from __future__ import annotations

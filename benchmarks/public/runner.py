@@ -131,19 +131,24 @@ def run_in_process(job: Job, gpu: int | None) -> None:
         environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
     command = [sys.executable, "-m", "benchmarks.public.runner", str(out / JOB_FILE)]
     with (out / LOG_FILE).open("ab") as log:
-        ended = subprocess.run(
+        process = subprocess.Popen(
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
             cwd=Path(__file__).resolve().parents[2],
-            check=False,
         )
-    if ended.returncode:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            # Ctrl-C has reached the training, too, which saves a checkpoint.
+            process.wait()
+            raise
+    if code:
         lines = (out / LOG_FILE).read_text(encoding="utf-8", errors="replace").split("\n")
         last_line = next((line for line in reversed(lines) if line.strip()), "nothing was printed")
         raise UserError(
-            f"{job.scene} ended with {ended.returncode} ({last_line.strip()}); see {out / LOG_FILE}"
+            f"{job.scene} ended with {code} ({last_line.strip()}); see {out / LOG_FILE}"
         )
 
 
@@ -158,11 +163,13 @@ def run_jobs(jobs: Sequence[Job], workers: int, start: Start = run_in_process) -
     open_jobs = [job for job in jobs if not is_done(job)]
     if workers == 1:
         return [line for job in open_jobs if (line := _failure(start, job, None))]
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if n_gpus and workers > n_gpus:
+        raise UserError(f"--workers {workers}: there are {n_gpus} GPUs; each worker needs one")
     (distributed,) = load_package("--workers", "distributed", "distributed")
-    has_gpus = torch.cuda.is_available()
 
     def run_on_worker(job: Job) -> str:
-        gpu = int(distributed.get_worker().name) if has_gpus else None
+        gpu = int(distributed.get_worker().name) if n_gpus else None
         return _failure(start, job, gpu)
 
     options = {"threads_per_worker": 1, "processes": False, "dashboard_address": None}
