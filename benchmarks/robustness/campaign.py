@@ -54,9 +54,9 @@ class Worker:
         self.base = self.make_base()
 
     @staticmethod
-    def warm_up(root: Path) -> None:
-        """Load everything that children need, before workers are forked."""
-        warm_up(root)
+    def warm_up(root: Path, many_cases: bool) -> None:
+        """Load what children need, before workers are forked."""
+        warm_up(root, every_command=many_cases)
 
     def make_base(self) -> Path:
         """Make the files of which every case gets a copy."""
@@ -96,7 +96,8 @@ def run_cases(
     started, results = time.monotonic(), []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         jobs, work = min(args.jobs, len(chosen)), Path(folder).resolve()
-        for result in _campaign(begin, worker.warm_up, chosen, jobs, work):
+        prepare = functools.partial(worker.warm_up, many_cases=len(chosen) > 1)
+        for result in _campaign(begin, prepare, chosen, jobs, work):
             results.append(result)
             if result.faults:
                 found = "; ".join(f"{name}: {what}" for name, what in result.faults.items())

@@ -244,7 +244,7 @@ class _Worker(Worker):
         self._facts: dict[str, Facts] = {}
 
     @staticmethod
-    def warm_up(root: Path) -> None:
+    def warm_up(root: Path, many_cases: bool) -> None:
         """Read every valid file once, so that children find everything loaded."""
         torch.set_num_threads(1)
         for name, reader in READERS.items():

@@ -264,8 +264,13 @@ def run_command(
     return run_child(main_of(command.script), words, root, notes, limits, script=command.script)
 
 
-def warm_up(root: Path) -> None:
-    """Run every entry point once in this process, so that children find everything loaded."""
+def warm_up(root: Path, every_command: bool) -> None:
+    """Make a world in this process, so that children find loaded what they need.
+
+    Args:
+        root: Folder of the world.
+        every_command: Run all commands as well, which is worth its time before many cases.
+    """
     torch.set_num_threads(1)
     options = pycolmap.MeshSimplificationOptions
 
@@ -277,6 +282,8 @@ def warm_up(root: Path) -> None:
     pycolmap.MeshSimplificationOptions = in_one_thread
     make_world(root, run=_run_here)
     load_viser()  # A page served by this process would leave threads behind.
+    if not every_command:
+        return
     for name, command in COMMANDS.items():
         if name not in RUNS.values() and command.script != "view":
             shutil.rmtree(root / "new", ignore_errors=True)
