@@ -107,6 +107,18 @@ def run_in(folder: Path, *command: object) -> subprocess.CompletedProcess:
     )
 
 
+SMALL_DEMO = """
+import functools, sys
+from sugar_pipeline import command_line
+from sugar_pipeline.demo import demo_scene
+
+make = demo_scene.make_demo_scene
+demo_scene.make_demo_scene = functools.partial(make, n_views=16, width=80, height=60)
+sys.argv = ["sugar", "demo", "--stop_after", "mesh", "--force", "True"]
+sys.exit(command_line.entry())
+"""
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     pytest.importorskip("build")
@@ -146,7 +158,7 @@ def test_the_demo_runs_from_the_wheel_in_another_folder(wheel, tmp_path):
     elsewhere.mkdir()
     where = run_in(elsewhere, programs / "python", "-c", "import sugar_pipeline as s; print(s)")
     assert str(own) in where.stdout
-    done = run_in(elsewhere, programs / "sugar", "demo", "--stop_after", "mesh")
+    done = run_in(elsewhere, programs / "python", "-c", SMALL_DEMO)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "coarse mesh against the known geometry" in done.stdout
     assert list(elsewhere.glob("output/coarse_mesh/*/*.ply"))
