@@ -35,7 +35,7 @@ def region_of(case):
 
 def make_stage(case, mode, *, prune_at=9_000):
     schedule = CoarseSchedule(prune=prune_at)
-    config = CoarseConfig(regularization_type=mode, schedule=schedule, sdf_samples=1)
+    config = CoarseConfig(regularization_type=mode, schedule=schedule, sdf_samples=2_000)
     cloud = golden_cloud(case).detached()
     return CoarseStage(cloud, config, region_of(case), print, sample_source=recorded_draws(case))
 
@@ -119,7 +119,7 @@ def test_sdf_and_normal_gradients_match_the_recorded_ones():
     def weighted(estimation, normal):
         config = CoarseConfig(
             regularization_type="sdf",
-            sdf_samples=1,
+            sdf_samples=2_000,
             estimation_factor=estimation,
             normal_factor=normal,
         )
