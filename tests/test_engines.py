@@ -54,7 +54,7 @@ def ball_obj(ball, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def angle_obj(tmp_path) -> Path:
-    """A block with the outline of an L, which CoACD cuts in a moment; of a ball it takes minutes."""
+    """A block with the outline of an L, which CoACD cuts in a moment; a ball takes it minutes."""
     outline = np.array([[0, 0], [2, 0], [2, 1], [1, 1], [1, 2], [0, 2]]) - 0.8
     vertices = np.concatenate([np.insert(outline, 2, z, axis=1) for z in (-0.5, 0.5)])
     faces = []
