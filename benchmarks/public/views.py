@@ -17,7 +17,8 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.reporting.evaluation import evaluate, to_uint8
+from gaussian_splatting.engine.reporting import evaluation
+from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.export.reading import read_gaussians_in_scene
@@ -51,7 +52,7 @@ def score_views(scene: Scene, gaussians: Path, notify: Callable[[str], None]) ->
                 distances.append(_perceptual_distance(perceptual, output.image, camera, images))
             return output.image
 
-        result = evaluate(render, scene.test_cameras, images.shown, quantise=True)
+        result = evaluation.score_views(render, scene.test_cameras, images.shown, quantise=True)
     scores = {"psnr": result.psnr, "ssim": result.ssim}
     if distances:
         scores["lpips"] = sum(distances) / len(distances)
