@@ -211,16 +211,23 @@ def signed_volume(mesh: TriangleMesh) -> float:
     return float((a * np.cross(b, c)).sum() / 6)
 
 
-def component_diagonals(mesh: TriangleMesh, labels: np.ndarray) -> np.ndarray:
+def component_diagonals(
+    mesh: TriangleMesh, labels: np.ndarray, counted: np.ndarray | None = None
+) -> np.ndarray:
     """Return the diagonal of the box of each component, at the place of its label. (V,)
 
     Args:
         labels: Of :func:`component_labels`; places that are no label have no meaning.
+        counted: Vertices that the boxes hold, some of each component, (V,) bool; None for all.
     """
+    vertices = mesh.vertices
+    if counted is not None:
+        vertices = vertices[counted]
+        labels = labels[counted]
     low = np.full((mesh.n_vertices, 3), np.inf)
     high = np.full((mesh.n_vertices, 3), -np.inf)
-    np.minimum.at(low, labels, mesh.vertices)
-    np.maximum.at(high, labels, mesh.vertices)
+    np.minimum.at(low, labels, vertices)
+    np.maximum.at(high, labels, vertices)
     return np.linalg.norm(high - low, axis=1)
 
 

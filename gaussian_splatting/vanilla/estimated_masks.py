@@ -40,6 +40,7 @@ from gaussian_splatting.data.masks import (
     overview,
     with_object_masks,
 )
+from gaussian_splatting.engine.reporting.evaluation import intersection_over_union
 from gaussian_splatting.engine.run_identity import points_digest, scene_inputs
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
@@ -221,7 +222,7 @@ class MaskEstimation:
         ious = []
         for camera, mask in views:
             rendered = render_mask(gaussians, shares, camera, rasterizer=rasterizer) >= COUNTS
-            ious.append(_iou(rendered, mask.numpy() >= COUNTS))
+            ious.append(intersection_over_union(torch.from_numpy(rendered), mask >= COUNTS))
         for camera in all_views(scene):
             if _needs_mask(camera):
                 size = (camera.width, camera.height)
@@ -230,11 +231,6 @@ class MaskEstimation:
                 if self.compute.group.is_first:
                     _write_mask(folder, camera, values)
         return float(np.median(ious)) if ious else 1.0
-
-
-def _iou(mask: np.ndarray, other: np.ndarray) -> float:
-    """Intersection over union of two masks, (H, W) bool."""
-    return int((mask & other).sum()) / max(int((mask | other).sum()), 1)
 
 
 def write_foregrounds(scene: Scene, folder: Path) -> None:

@@ -237,7 +237,7 @@ def _read_finished_models(work: Work, inputs: ConvertInputs) -> Models:
     if model is None:
         raise UserError(f"--skip_matching: no model in {folder}; leave the flag out")
     by_name = {photograph.name: photograph for photograph in inputs.photographs}
-    missing = [name for name in models.registered[0] if name not in by_name]
+    missing = [name for name in models.names if name not in by_name]
     if missing:
         raise UserError(
             f"--skip_matching: {len(missing)} photographs of {folder} are not in "

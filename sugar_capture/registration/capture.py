@@ -25,10 +25,9 @@ class Registration:
     key: str  # digest of all that it depends on
     database: Path  # of features and matches
     models: Models
+    similar_by: Path  # database of the SIFT features by which similar images are found
     folder: Path | None = None  # of the models; None: there are none
     in_masks: bool = False  # features are those inside of masks
-    # Database of the SIFT features by which similar images are found.
-    similar_by: Path | None = None
     # Names of the images that a step added to the largest model, by its label; without those of
     # the steps that every capture has.
     registered_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -122,7 +121,7 @@ class Capture:
 
     def unregistered(self, models: Models) -> list[int]:
         """Return the indices of the images without a pose in the largest model."""
-        registered = set(models.registered[0]) if models.registered else set()
+        registered = set(models.names)
         return [index for index, name in enumerate(self.names) if name not in registered]
 
     def step(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:

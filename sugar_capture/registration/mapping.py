@@ -48,7 +48,12 @@ class Models:
     @property
     def n_registered(self) -> int:
         """Number of images of the largest model."""
-        return len(self.registered[0]) if self.registered else 0
+        return len(self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the images of the largest model."""
+        return self.registered[0] if self.registered else []
 
 
 @dataclass(frozen=True)

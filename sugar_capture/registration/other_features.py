@@ -178,6 +178,6 @@ def _first_pairs(capture: Capture, before: Registration) -> list[Pair]:
         compared = list(range(n))
     if n <= FEW_PHOTOGRAPHS:
         return pairs_with(compared, n)
-    similar = pairs_to_match(before.similar_by or before.database, n, "similar")
+    similar = pairs_to_match(before.similar_by, n, "similar")
     pairs = recorded_pairs(capture.photographs).union(similar)
     return sorted(pair for pair in pairs if not set(pair).isdisjoint(compared))

@@ -25,13 +25,12 @@ def remove_unproven(
         folder: Of the models after the step.
     """
     model = models.largest
-    before = set(earlier.registered[0]) if earlier.registered else set()
-    added = set(models.registered[0]).difference(before) if models.registered else set()
+    added = set(models.names).difference(earlier.names)
     if model is not None and added:
         unproven = pair_checks.unproven_images(
             model,
             added,
-            models.registered[0],
+            models.names,
             database,
             capture.names,
             matching.verified_matches(database),

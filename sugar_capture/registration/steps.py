@@ -147,12 +147,12 @@ def _with_label(
     step: RegistrationStep, capture: Capture, before: Models, after: Registration
 ) -> Registration:
     """Note under the label of a step which images it registered, and say so."""
-    registered = after.models.registered[0] if after.models.registered else []
-    added = sorted(set(registered).difference(before.registered[0] if before.registered else []))
+    added = sorted(set(after.models.names).difference(before.names))
     if not added:
         return after
     capture.work.console.info(
-        f"{len(added)} photographs are registered by {step.label}: {len(registered)} of {capture.n}"
+        f"{len(added)} photographs are registered by {step.label}: {after.models.n_registered} of "
+        f"{capture.n}"
     )
     return replace(after, registered_by={**after.registered_by, step.label: added})
 

@@ -101,11 +101,12 @@ class WholeImages(RegistrationStep):
 
     def _anew(self, capture: Capture, best: Registration) -> Registration | None:
         """Register all whole images; None where that takes too long, or registers no more."""
-        start = whole_features(capture)
         steps = plain_steps("")
+        # Features of the whole images are there: those in masks are some of them.
+        pairs_and_mapping = steps[1:3]
 
         def seconds(speed: PoseSpeed) -> float:
-            return sum(step.seconds(capture, start, speed) for step in steps[1:3])
+            return sum(step.seconds(capture, best, speed) for step in pairs_and_mapping)
 
         if not is_in_time(capture, f"{self.name}_anew", best.key, seconds):
             info = capture.work.console.info

@@ -159,7 +159,7 @@ def _open_reasons(
     if not loops:
         return []
     labels = meshes.component_labels(mesh)
-    diagonals = _component_diagonals(mesh, labels, box)
+    diagonals = _diagonals_inside(mesh, labels, box)
     components = [int(labels[loop[0]]) for loop in loops]
     lengths = [_length(mesh.vertices[loop]) for loop in loops]
     longest: dict[int, int] = {}
@@ -179,21 +179,14 @@ def _open_reasons(
     return reasons
 
 
-def _component_diagonals(mesh: TriangleMesh, labels: np.ndarray, box: Box) -> np.ndarray:
+def _diagonals_inside(mesh: TriangleMesh, labels: np.ndarray, box: Box) -> np.ndarray:
     """Return the diagonal of each component's bounding box at the row of its label. (V,)"""
     is_inside = box.contains(mesh.vertices)
     # What lies outside of the box altogether is measured as it is.
     has_inside = np.zeros(mesh.n_vertices, dtype=bool)
     has_inside[labels[is_inside]] = True
     counted = is_inside | ~has_inside[labels]
-    low = np.full((mesh.n_vertices, 3), np.inf)
-    high = np.full((mesh.n_vertices, 3), -np.inf)
-    np.minimum.at(low, labels[counted], mesh.vertices[counted])
-    np.maximum.at(high, labels[counted], mesh.vertices[counted])
-    is_label = np.isfinite(low).all(axis=1)
-    diagonals = np.zeros(mesh.n_vertices)
-    diagonals[is_label] = np.linalg.norm(high[is_label] - low[is_label], axis=1)
-    return diagonals
+    return meshes.component_diagonals(mesh, labels, counted)
 
 
 def _length(points: np.ndarray) -> float:
