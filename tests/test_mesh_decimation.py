@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gaussian_splatting.data.cameras import nearest_pixel_sizes
 from sugar_extractors.mesh.mesh_finishing import decimated_to_error
 from sugar_extractors.mesh.meshing_backends import PycolmapBackend
-from sugar_extractors.mesh.surface_sizes import nearest_pixel_sizes
 from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh, topology
 from tests.support.mesh_scenes import cameras_around, sphere

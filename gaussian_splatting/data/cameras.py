@@ -186,6 +186,15 @@ def middle_of(cameras: Sequence[Camera]) -> np.ndarray:
     return np.stack([camera.center for camera in cameras]).mean(axis=0)
 
 
+def nearest_pixel_sizes(points: np.ndarray, cameras: Sequence[Camera]) -> np.ndarray:
+    """Return the size of a pixel at points, (P, 3), in the nearest camera. (P,) world units"""
+    sizes = np.full(len(points), np.inf)
+    for camera in cameras:
+        distances = np.linalg.norm(points - camera.center, axis=1)
+        np.minimum(sizes, distances / camera.fx, out=sizes)
+    return sizes
+
+
 def nearest_rotation(matrix: np.ndarray) -> np.ndarray | None:
     """Return the rotation nearest to a matrix, (3, 3); None if it is not one up to rounding."""
     # Numbers so large that their squares overflow are no rotation either.

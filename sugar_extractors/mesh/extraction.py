@@ -3,10 +3,10 @@
 
 ::
 
-    load ─► surfaces ─► cut ─► decimate ─► close ─► split ─► write
+    load ─► surfaces ─► cut ─► refine ─► decimate ─► close ─► split ─► write
 
-The steps after ``cut`` are in ``mesh_steps.py`` and ``mesh_finishing.py``; the meshes of blocks of
-a capture are made by the same.
+The steps after ``refine`` are in ``mesh_steps.py`` and ``mesh_finishing.py``; the meshes of blocks
+of a capture are made by the same.
 """
 
 from __future__ import annotations
@@ -17,13 +17,22 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from gaussian_splatting.data.images import ImageStore, shared_or_own_store
 from gaussian_splatting.engine.run_identity import scene_inputs
+from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh import mesh_steps
 from sugar_extractors.mesh.loading import Loaded, load
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.mesh_finishing import decimated_to_error, finish_mesh
 from sugar_extractors.mesh.mesh_steps import Extraction, Meshed
-from sugar_extractors.mesh.surfaces import Surfaces, cut, one_closed_surface, surfaces
+from sugar_extractors.mesh.surfaces import (
+    Surfaces,
+    cut,
+    one_closed_surface,
+    refine,
+    surfaces,
+)
+from sugar_extractors.photographs import photo_source
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -31,10 +40,15 @@ from sugar_utils.files import file_digest
 from sugar_utils.recipe import Recipe, alone_with
 
 
-def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) -> list[Path]:
+def extract_coarse_mesh(
+    options: MeshOptions, console: Console | None = None, images: ImageStore | None = None
+) -> list[Path]:
     """Extract meshes of all levels and decimation targets, each with a ``.json`` file beside it.
 
     Meshes that exist with the same settings are not made again.
+
+    Args:
+        images: Decoded photographs of other stages.
 
     Raises:
         UserError: Flags are wrong, or there is no surface.
@@ -55,9 +69,11 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
     checkpoint, scene = load_views(options, console.note, seed=options.random_seed)
     poisson = options.poisson.resolved(any(c.shows_object for c in scene.train_cameras))
     options = replace(options, poisson=poisson)
-    # Cameras and Gaussians; no photographs are read.
+    if options.refines_vertices and not _has_photographs(scene):
+        console.note("photographs are missing, so vertices stay where the depth is")
+        options = replace(options, photometric_refinement="none")
     inputs = {
-        **scene_inputs(scene, photographs=False, tracks=options.reads_tracks),
+        **scene_inputs(scene, photographs=options.refines_vertices, tracks=options.reads_tracks),
         "Gaussians": file_digest(model or checkpoint.ply_path),
     }
     with contextlib.ExitStack() as stack:
@@ -71,8 +87,17 @@ def extract_coarse_mesh(options: MeshOptions, console: Console | None = None) ->
             else:
                 missing[job] = identity
         if missing:
-            _extract(load(options, console, checkpoint, scene), missing)
+            with shared_or_own_store(images, white_background=False) as store:
+                photograph = None
+                if options.refines_vertices:
+                    photograph = photo_source(store, options.compute.device, exposures={})
+                _extract(load(options, console, checkpoint, scene, photograph), missing)
     return options.mesh_paths
+
+
+def _has_photographs(scene: Scene) -> bool:
+    paths = [camera.image_path for camera in scene.train_cameras]
+    return all(path is not None and path.is_file() for path in paths)
 
 
 def _extract(loaded: Loaded, jobs: Mapping[tuple[float, int], Recipe]) -> None:
@@ -81,7 +106,7 @@ def _extract(loaded: Loaded, jobs: Mapping[tuple[float, int], Recipe]) -> None:
     options = extraction.options
     levels = sorted({level for level, _ in jobs})
     for level, of_level in surfaces(loaded, levels):
-        of_level = cut(extraction, of_level)
+        of_level = refine(extraction, cut(extraction, of_level))
         if options.watertight and options.is_fused:
             of_level = one_closed_surface(extraction, of_level)
         for (job_level, target), recipe in jobs.items():

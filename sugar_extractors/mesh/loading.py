@@ -21,6 +21,7 @@ from sugar_extractors.mesh import depth_views, level_sets, meshing_backends
 from sugar_extractors.mesh.level_sets import LevelSetModel
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.mesh_steps import Extraction
+from sugar_extractors.mesh.refinement.compared_views import Photograph
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_extractors.results import read_state
 from sugar_scene.depth_view import FusedViews, Renderer
@@ -43,9 +44,16 @@ class Loaded(NamedTuple):
 
 
 def load(
-    options: MeshOptions, console: Console, checkpoint: ReferenceCheckpoint, scene: Scene
+    options: MeshOptions,
+    console: Console,
+    checkpoint: ReferenceCheckpoint,
+    scene: Scene,
+    photograph: Photograph | None,
 ) -> Loaded:
     """Read the Gaussians and determine the boxes that are meshed.
+
+    Args:
+        photograph: The photographs that move vertices; None for none.
 
     Raises:
         UserError: The scene has no size, or no Gaussian is opaque.
@@ -74,6 +82,7 @@ def load(
         region=Region(foreground),
         views=FusedViews(scene.train_cameras, renderer, hull, device),
         backend=backend,
+        photograph=photograph,
         start=start,
     )
     return Loaded(extraction, cloud, model, background)

@@ -30,6 +30,7 @@ from sugar_utils.settings import flag, from_args
 MeshVariant = Literal["", "tsdf", "tetrahedra", "poissoncenters", "marchingcubes"]
 COARSE_FLAG = "--coarse_model_path"
 OUTPUT_FLAG = "--mesh_output_dir"
+REFINEMENT_MODES = (flags.AUTO, "none")
 EXTRACTORS = ("poisson", "tsdf", "tetrahedra")
 ABLATIONS = ("use_centers_to_extract_mesh", "use_marching_cubes")
 SURFACE_LEVELS = (0.1, 0.3, 0.5)
@@ -96,6 +97,13 @@ class MeshOptions(CaptureOptions):
         "none: leave them open",
         choices=FILLING_MODES,
         no_effect_when="with --mesh_extractor poisson; with --watertight True",
+    )
+    photometric_refinement: str = _flag(
+        flags.AUTO,
+        "auto: move the vertices of fused depth until the photographs agree, before decimation; "
+        "none: leave them where the depth is",
+        choices=REFINEMENT_MODES,
+        no_effect_when="with --mesh_extractor poisson; without photographs; for blocks",
     )
     remove_unseen: bool = _flag(
         False,
@@ -220,6 +228,11 @@ class MeshOptions(CaptureOptions):
         return self.fill_holes == flags.AUTO and has_planes and not self.watertight
 
     @property
+    def refines_vertices(self) -> bool:
+        """Whether photographs move the vertices."""
+        return self.is_fused and self.photometric_refinement == flags.AUTO
+
+    @property
     def jobs(self) -> list[tuple[float, int]]:
         """Level and target of every mesh: levels in the outer, targets in the inner loop."""
         levels = (0.0,) if self.is_fused else self.surface_levels
@@ -252,7 +265,9 @@ class MeshOptions(CaptureOptions):
         for name in skipped:
             values.pop(name, None)
         del values["fill_holes"]
+        del values["photometric_refinement"]
         if self.is_fused:
+            values["photometric_refinement"] = self.refines_vertices
             values["fill_holes"] = self.fills_holes
             values["tsdf"]["tsdf_margin"] = self.tsdf.margin
         values["level"] = None if self.is_fused else level

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, nearest_pixel_sizes
 from sugar_extractors.mesh.level_sets import SurfaceSamples
 from sugar_extractors.mesh.seams import joined_at_box
-from sugar_extractors.mesh.surface_sizes import nearest_pixel_sizes, nearest_rows
+from sugar_extractors.mesh.surface_sizes import nearest_rows
 from sugar_scene import triangle_mesh as meshes
 from sugar_scene.regions import Box
 from sugar_scene.surface_queries import Surface

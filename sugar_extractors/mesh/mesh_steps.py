@@ -21,6 +21,7 @@ from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import fill_holes
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import MeshingBackend
+from sugar_extractors.mesh.refinement.compared_views import Photograph
 from sugar_scene import triangle_mesh
 from sugar_scene.depth_view import FusedViews, Renderer
 from sugar_scene.regions import Box, Region
@@ -43,6 +44,7 @@ class Extraction:
     region: Region
     views: FusedViews
     backend: MeshingBackend
+    photograph: Photograph | None  # the photographs that move vertices; None for none
     start: float  # of :func:`time.monotonic`, for the seconds in the records
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, nearest_pixel_sizes
 from sugar_utils.neighbors import nearest_neighbors_of
 
 SCALE = 1.1  # side of the solver's cube in sides of the points' bounding cube
@@ -56,15 +56,6 @@ def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
     queries = torch.from_numpy(vertices.astype(np.float32))
     squares = nearest_neighbors_of(queries, torch.from_numpy(points), 1).sq_distances
     return squares[:, 0].sqrt().numpy()
-
-
-def nearest_pixel_sizes(points: np.ndarray, cameras: Sequence[Camera]) -> np.ndarray:
-    """Return the size of a pixel at points, (P, 3), in the nearest camera. (P,) world units"""
-    sizes = np.full(len(points), np.inf)
-    for camera in cameras:
-        distances = np.linalg.norm(points - camera.center, axis=1)
-        np.minimum(sizes, distances / camera.fx, out=sizes)
-    return sizes
 
 
 def nearest_rows(queries: np.ndarray, points: np.ndarray) -> np.ndarray:

@@ -19,11 +19,14 @@ from sugar_extractors.mesh.mesh_steps import Extraction, Figures, without_bare_b
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.observed_region import observed_region
 from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
+from sugar_extractors.mesh.refinement.compared_views import ComparedViews
+from sugar_extractors.mesh.refinement.photometric_refinement import N_STEPS, refined_mesh
 from sugar_extractors.mesh.tetrahedra import TetrahedraFusion
 from sugar_extractors.mesh.tsdf import FusedRegion, Fusion
 from sugar_scene import triangle_mesh
 from sugar_scene.depth_view import Renderer
 from sugar_scene.regions import Box
+from sugar_scene.reprojection import NeighborViews
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.errors import UserError
 from sugar_utils.memory import format_bytes, memory_usage
@@ -88,6 +91,40 @@ def cut(extraction: Extraction, before: Surfaces) -> Surfaces:
             "photographs, or pass --mask_mode ignore or --masks none"
         )
     return before._replace(meshes=remaining)
+
+
+def refine(extraction: Extraction, before: Surfaces) -> Surfaces:
+    """Move the vertices of fused depth until the photographs agree."""
+    photograph = extraction.photograph
+    views = extraction.views
+    if photograph is None or not views.cameras:
+        return before
+    scene = extraction.scene
+    neighbors = NeighborViews(views.cameras, scene.extent, observations=scene.observations)
+    compared = ComparedViews(views.cameras, neighbors, photograph, views.device)
+    start = time.monotonic()
+    scores = []
+    with extraction.console.progress("photographs", 1, N_STEPS) as progress:
+
+        def on_step(step: int, score: float) -> None:
+            scores.append(score)
+            progress.update(step + 1, fields={"correlation": f"{score:.3f}"})
+
+        # All regions in one: each hides parts of the others.
+        merged = triangle_mesh.merge_meshes(before.meshes)
+        vertices = refined_mesh(merged, compared, on_step).vertices
+    parts = []
+    first = 0
+    for mesh in before.meshes:
+        moved = vertices[first : first + mesh.n_vertices]
+        parts.append(replace(mesh, vertices=moved, normals=None))
+        first += mesh.n_vertices
+    figures = {
+        **before.figures,
+        "correlations": [round(score, 4) for score in scores],
+        "refinement_seconds": round(time.monotonic() - start, 2),
+    }
+    return before._replace(meshes=parts, figures=figures)
 
 
 def one_closed_surface(extraction: Extraction, fused: Surfaces) -> Surfaces:

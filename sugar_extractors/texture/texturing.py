@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,23 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from gaussian_splatting.components.exposures import saved_exposures
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.images import ImageStore, eroded, shared_or_own_store
+from gaussian_splatting.data.images import ImageStore, shared_or_own_store
 from gaussian_splatting.engine.checkpoint import load_payload
 from gaussian_splatting.engine.run_identity import scene_inputs
-from gaussian_splatting.engine.training_views import is_counted
-from gaussian_splatting.losses.exposure import exposed, mean_exposure, unexposed
 from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.scenes import reference_layout
 from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.shared_flags import white_background
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG
+from sugar_extractors.photographs import photo_source
 from sugar_extractors.placing import PlacementOptions, scale_of
 from sugar_extractors.results import read_state
 from sugar_extractors.texture import texture_atlas as atlases
@@ -64,7 +62,6 @@ from sugar_trainers.naming import REFINED_MESH_FOLDER, stage_folder
 from sugar_utils import flags
 from sugar_utils.command_text import command_text
 from sugar_utils.console import Console
-from sugar_utils.device import upload
 from sugar_utils.errors import UserError, printable
 from sugar_utils.files import file_digest, remove_stale_temporaries
 from sugar_utils.flags import AUTO, Automatic
@@ -313,31 +310,6 @@ def render_source(gaussians: Gaussians, white_background: bool = False) -> ViewS
         return ViewColors(torch.cat([colors.clamp(0, 1), weights], dim=2))
 
     return render
-
-
-def photo_source(
-    images: ImageStore, device: torch.device, exposures: Mapping[str, Tensor]
-) -> Callable[[Camera], Tensor]:
-    """Return a source of images and pixel weights; exposures are replaced by the mean one.
-
-    A texture then has the colours of the mean image, as the Gaussians have.
-    """
-    mean = mean_exposure(torch.stack(list(exposures.values()))) if exposures else None
-
-    def read(camera: Camera) -> Tensor:
-        image = upload(images.get(camera), device)
-        valid_mask = is_counted(image)
-        colors = image[..., :3].float() / 255
-        if mean is not None and camera.name in exposures:
-            colors = unexposed(colors, exposures[camera.name].to(device))
-            colors = exposed(colors, mean.to(device)).clamp(0, 1)
-        if valid_mask is None:
-            return functional.pad(colors, (0, 1), value=1.0)
-        # A pixel on the outline also shows the background.
-        weights = eroded(valid_mask, 1)[..., None].float()
-        return torch.cat([colors, weights], dim=2)
-
-    return read
 
 
 def _exposures(

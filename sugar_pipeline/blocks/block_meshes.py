@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -95,7 +95,8 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
 def _recipe(plan: BlockPlan, options: MeshOptions) -> Recipe:
     """Return the recipe of a block's part: settings, and the depths of all blocks."""
     depths = {block.folder.name: file_digest(block.depths / INDEX_FILE) for block in plan.blocks}
-    settings = options.identity(0.0, max(options.decimation_targets))
+    of_depths = replace(options, photometric_refinement="none")
+    settings = of_depths.identity(0.0, max(options.decimation_targets))
     return Recipe(settings, {"depths": depths})
 
 
@@ -114,6 +115,7 @@ def _extraction(
         region=region_of(grid, block.box),
         views=FusedViews(depths.cameras, lambda: depths.read, hull=None, device=device),
         backend=choose_backend(options.meshing_backend),
+        photograph=None,
         start=start,
     )
 

@@ -257,7 +257,7 @@ class _PipelineRun:
         return training_record(self._title("coarse"), path.parent, [path])
 
     def _extract_mesh(self, options: MeshOptions) -> StageRecord:
-        path = extract_coarse_mesh(options, self._console)[0]
+        path = extract_coarse_mesh(options, self._console, self._images)[0]
         self.result.coarse_mesh = path
         return self._with_mesh_health(file_record(COARSE_MESH, path))
 

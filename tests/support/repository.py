@@ -43,6 +43,7 @@ FOLDERS = (
     "sugar_trainers",
     "sugar_extractors",
     "sugar_extractors/mesh/holes",
+    "sugar_extractors/mesh/refinement",
     "sugar_extractors/mesh",
     "sugar_extractors/texture",
     "sugar_extractors/export/engines",

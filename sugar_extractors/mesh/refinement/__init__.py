@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vertices of a mesh, moved until the photographs agree."""
