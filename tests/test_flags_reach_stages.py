@@ -37,7 +37,8 @@ STAGES_OF_FLAGS = {
     "mrt": "low_poly high_poly surface_level n_vertices_in_mesh mesh_extractor",
     "m": "project_mesh_on_surface_points center_bbox background_mesh surface_points "
     "poisson_depth poisson_threads vertices_density_quantile max_gap tsdf_depth tsdf_voxel_size "
-    "tsdf_margin meshing_backend watertight fill_holes remove_unseen mesh_error "
+    "tsdf_margin meshing_backend watertight fill_holes remove_unseen "
+    "photometric_refinement mesh_error "
     "triangle_pixels",
     "mr": "bboxmin bboxmax",
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",

@@ -20,7 +20,7 @@ from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.observed_region import observed_region
 from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
 from sugar_extractors.mesh.refinement.compared_views import ComparedViews
-from sugar_extractors.mesh.refinement.photometric_refinement import N_STEPS, refined_mesh
+from sugar_extractors.mesh.refinement.photometric_refinement import REDUCTIONS, refined_mesh
 from sugar_extractors.mesh.tetrahedra import TetrahedraFusion
 from sugar_extractors.mesh.tsdf import FusedRegion, Fusion
 from sugar_scene import triangle_mesh
@@ -104,7 +104,7 @@ def refine(extraction: Extraction, before: Surfaces) -> Surfaces:
     compared = ComparedViews(views.cameras, neighbors, photograph, views.device)
     start = time.monotonic()
     scores = []
-    with extraction.console.progress("photographs", 1, N_STEPS) as progress:
+    with extraction.console.progress("photographs", 1, len(REDUCTIONS)) as progress:
 
         def on_step(step: int, score: float) -> None:
             scores.append(score)

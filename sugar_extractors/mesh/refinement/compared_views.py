@@ -29,7 +29,7 @@ NEIGHBORS = 4  # views that each one is compared with
 _MIN_COSINE = 0.2  # of the angle between normal and line of sight, of surfaces that count
 _BEHIND = 3.0  # pixels behind the first surface at which a place is still seen
 _JUMP = 6.0  # pixels between the depths of neighbouring pixels that lie on two surfaces
-_CACHE_BYTES = 2**29
+_CACHE_BYTES = 2**28
 _PIXEL_BYTES = 40  # of a view that is kept
 
 Photograph = Callable[[Camera], Tensor]

@@ -30,9 +30,7 @@ from sugar_scene.triangle_mesh import TriangleMesh, border_edges, with_vertex_no
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-REDUCTIONS = (2, 1)  # how many times smaller the photographs are, one after the other
-STEPS = 2  # at each size
-N_STEPS = STEPS * len(REDUCTIONS)
+REDUCTIONS = (2, 1, 1)  # how many times smaller the photographs are in each step
 _STIFFNESS = 3.0  # of the surface against bending
 _ANCHOR = 0.01  # weight of the distance to the first surface
 _SMOOTHINGS = 4  # of the bending that the surface begins with
@@ -58,20 +56,17 @@ def refined_mesh(
     """Move the vertices of a mesh until the photographs agree; its borders stay.
 
     Args:
-        on_step: Called before each step with its number and the mean correlation.
+        on_step: Called in each step with its number and the mean correlation before it.
     """
     mesh = with_vertex_normals(mesh)
     start = _start_of(mesh)
-    step = 0
-    for reduction in REDUCTIONS:
-        for _ in range(STEPS):
-            terms = vertex_terms(mesh, views, reduction)
-            on_step(step, terms.score)
-            step += 1
-            sizes = reduction * nearest_pixel_sizes(mesh.vertices, views.cameras)
-            offsets = _offsets(mesh, start, terms, sizes)
-            vertices = mesh.vertices + offsets[:, None] * _normals(mesh)
-            mesh = with_vertex_normals(replace(mesh, vertices=vertices))
+    for step, reduction in enumerate(REDUCTIONS):
+        terms = vertex_terms(mesh, views, reduction)
+        on_step(step, terms.score)
+        sizes = reduction * nearest_pixel_sizes(mesh.vertices, views.cameras)
+        offsets = _offsets(mesh, start, terms, sizes)
+        vertices = mesh.vertices + offsets[:, None] * _normals(mesh)
+        mesh = with_vertex_normals(replace(mesh, vertices=vertices))
     return mesh
 
 
@@ -121,8 +116,9 @@ def _offsets(
         sizes: Of a pixel at each vertex. (V,) world units
     """
     from scipy.sparse import csr_array, diags_array
-    from scipy.sparse.linalg import cg
+    from scipy.sparse.linalg import LinearOperator, cg
 
+    n = mesh.n_vertices
     normals = _normals(mesh)
     # A vertex that no pair of photographs shows still has the weight of one pixel.
     unit = np.maximum(terms.n_compared, 1.0) / sizes**2
@@ -132,21 +128,27 @@ def _offsets(
     moved = ((mesh.vertices - start.vertices) * normals).sum(axis=1)
     # How the bending changes with offsets along the normals.
     bend = start.neighbor_mean.copy()
-    row = np.repeat(np.arange(mesh.n_vertices), np.diff(bend.indptr))
+    row = np.repeat(np.arange(n), np.diff(bend.indptr))
     bend.data *= (normals[row] * normals[bend.indices]).sum(axis=1)
-    bend = csr_array(bend - diags_array(np.ones(mesh.n_vertices)))
-    matrix = bend.T @ diags_array(stiffness) @ bend + diags_array(terms.curvature + anchor)
+    bend = csr_array(bend - diags_array(np.ones(n)))
+    own = terms.curvature + anchor
+    diagonal = own + bend.power(2).T @ stiffness
     slope = terms.gradient + bend.T @ (stiffness * bending) + anchor * moved
-    # Rows and columns of vertices that stay become those of the unit matrix.
-    free = diags_array(start.is_free)
-    matrix = csr_array(free @ matrix @ free + diags_array(1 - start.is_free))
-    preconditioner = diags_array(1 / matrix.diagonal())
+
+    def product(offsets: np.ndarray) -> np.ndarray:
+        free = start.is_free * offsets
+        # Vertices that stay have the rows of the unit matrix.
+        result = start.is_free * (bend.T @ (stiffness * (bend @ free)) + own * free)
+        return result + (1 - start.is_free) * offsets
+
+    # The stubs know the constructor of the abstract class alone.
+    matrix = LinearOperator((n, n), matvec=product, dtype=np.float64)  # pyright: ignore[reportCallIssue]
     offsets, _ = cg(
         matrix,
         -start.is_free * slope,
         rtol=_TOLERANCE,
         maxiter=_MAX_SOLVER_STEPS,
-        M=preconditioner,
+        M=diags_array(1 / np.where(start.is_free, diagonal, 1.0)),
     )
     limit = _MAX_STEP * sizes
     return np.clip(offsets, -limit, limit)
