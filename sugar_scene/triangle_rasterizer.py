@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 import warp as wp
 from torch import Tensor
+from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.rasterization.projection_kernels import TILE, View, make_view, n_tiles
@@ -77,6 +78,22 @@ class TriangleHits:
             signed = (sides * rays[row, column]).sum(dim=-1)
             weights[row, column] = (signed / signed.sum(dim=0)).T.float()
         return weights
+
+    @functools.cached_property
+    def cosines(self) -> Tensor:
+        """Cosine between a face's normal and the line of sight, negative from behind. (H, W)
+
+        It is 0 without a face.
+        """
+        vertices, faces = self.mesh
+        rays = pixel_rays(self.camera, dtype=torch.float32, device=vertices.device)
+        cosines = torch.zeros_like(self.depth)
+        corners = vertices[faces[self.face[self.covered].long()].long()]
+        a, b, c = corners.unbind(1)
+        normals = functional.normalize(torch.linalg.cross(b - a, c - a), dim=-1)
+        lines = functional.normalize(rays[self.covered], dim=-1)
+        cosines[self.covered] = -(normals * lines).sum(dim=-1)
+        return cosines
 
 
 @wp.kernel

@@ -12,7 +12,7 @@ import torch
 
 from gaussian_splatting.data.masks import VisualHull, distance_outside
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
+from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence, inner_sides
 from sugar_extractors.mesh.holes.hole_filling import (
     HOLE_SHARE,
     HoleCounts,
@@ -361,12 +361,14 @@ def depth_renderer(mesh: TriangleMesh):
     return render
 
 
-def evidence(cameras, surface: TriangleMesh, hull=None) -> ViewEvidence:
+def evidence(cameras, surface: TriangleMesh, hull=None, mesh=None) -> ViewEvidence:
+    """Evidence of views of a surface about the holes of a mesh; None for that surface."""
     return ViewEvidence(
         FusedViews(cameras, lambda: depth_renderer(surface), hull, torch.device("cpu")),
         box=BOX,
         inner_voxel=0.01,
         outer_voxel=0.01,
+        inner_sides=inner_sides(mesh or surface, cameras, torch.device("cpu")),
     )
 
 
@@ -445,6 +447,21 @@ def test_a_pit_that_views_look_into_is_no_hole():
     # The same place as a surface is no contradiction.
     ball_evidence = evidence(above, sphere(1.0))
     assert fill_holes(torn, ball_evidence.judge, is_object=True).counts == HoleCounts(filled=1)
+
+
+def test_the_inner_side_behind_a_hole_is_no_pit():
+    """The model lacks the top of an object as its mesh does, and views from above look inside."""
+    torn = pierced(egg(), UP, 9)
+    above = ring_of_cameras(height=1.2)
+    of_model = evidence(above, torn, hull_around(egg(), above))
+    assert of_model.judge(np.array([[0.0, 0.0, 1.39]])).is_contradicted.tolist() == [False]
+    mesh, counts = fill_holes(torn, of_model.judge, is_object=True, region=Region(BOX))
+    assert counts == HoleCounts(filled=1)
+    assert abs(fillings(mesh)[:, 2].max() - 1.4) < 0.03
+    # If what they see faces them, it is the floor of a pit.
+    turned = replace(torn, faces=torn.faces[:, ::-1].copy())
+    pit = evidence(above, torn, hull_around(egg(), above), mesh=turned)
+    assert pit.judge(np.array([[0.0, 0.0, 1.39]])).is_contradicted.tolist() == [True]
 
 
 def test_fillings_are_marked_in_the_file_and_stay_so_when_triangles_are_split(tmp_path):

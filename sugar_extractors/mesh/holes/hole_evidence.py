@@ -3,10 +3,14 @@
 
 A mask contradicts what lies outside of the object, and the depth of a view what stands before the
 surface that it shows. As of masks, single views are outvoted: some are wrong.
+
+Depth is that of the model, which lacks what the mesh lacks: a view may look through the hole at the
+inner side of the surface behind it. No camera ever saw that, so it says nothing about the hole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +22,8 @@ from gaussian_splatting.data.masks import OVERVIEW_SIDE, is_outside
 from sugar_extractors.mesh.holes.hole_shapes import Judgement
 from sugar_scene.depth_view import FusedViews
 from sugar_scene.regions import Box
+from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_rasterizer import rasterize_triangles
 
 FRONT_VOXELS = 4.0  # by which a point stands before a surface: the reach of fused distances
 FRONT_PIXELS = 2  # all pixels this near to a point have to show a deeper surface: edges are blurred
@@ -31,6 +37,7 @@ class ViewEvidence:
     box: Box  # the foreground
     inner_voxel: float  # side of a voxel in the box, world units
     outer_voxel: float  # the same outside of it
+    inner_sides: Mapping[str, Tensor]  # of views by name, see :func:`inner_sides`
 
     @torch.no_grad()
     def judge(self, points: np.ndarray) -> Judgement:
@@ -55,12 +62,19 @@ class ViewEvidence:
             surface = _least_depth(render(camera).depth, pixels)
             distance = surface - view_points[:, 2]
             is_informed = pixels.inside & (surface > 0) & (distance >= -reach)
+            is_informed &= ~self._looks_inside(camera, positions)
             shown_by += is_informed
             votes += is_informed & (distance > reach)
         is_contradicted = is_outside(votes, shown_by)
         if self.views.hull is not None:
             is_contradicted |= ~self.views.hull.contains(positions)
         return Judgement(n_views.cpu().numpy(), is_contradicted.cpu().numpy())
+
+    def _looks_inside(self, camera: Camera, positions: Tensor) -> Tensor:
+        """Return behind which points, (N, 3), a view shows the inner side of the mesh. (N,) bool"""
+        small = camera.reduced(OVERVIEW_SIDE)
+        pixels = pixels_of(small.coordinates(positions), small)
+        return pixels.inside & self.inner_sides[camera.name][pixels.rows, pixels.columns]
 
     def _covers(self, camera: Camera, positions: Tensor) -> Tensor:
         """Return which points, (N, 3), a view shows, inside of its mask if it has one. (N,) bool"""
@@ -70,6 +84,22 @@ class ViewEvidence:
         if silhouette is None:
             return pixels.inside
         return pixels.inside & silhouette[pixels.rows, pixels.columns]
+
+
+def inner_sides(
+    mesh: TriangleMesh, cameras: Sequence[Camera], device: torch.device
+) -> dict[str, Tensor]:
+    """Return for each view, by its name, which pixels show the inner side of a mesh. (H, W) bool
+
+    Views are reduced to ``OVERVIEW_SIDE`` pixels.
+    """
+    vertices = torch.from_numpy(mesh.vertices.astype(np.float32)).to(device)
+    faces = torch.from_numpy(mesh.faces).to(device)
+    shown = {}
+    for camera in cameras:
+        hits = rasterize_triangles(vertices, faces, camera.reduced(OVERVIEW_SIDE))
+        shown[camera.name] = hits.cosines < 0
+    return shown
 
 
 def _least_depth(depth: Tensor, pixels: Pixels) -> Tensor:

@@ -122,22 +122,10 @@ def _view(
     along_y, along_x = torch.gradient(grey, dim=(0, 1))
     hits = rasterize_triangles(vertices, faces, camera)
     rays = pixel_rays(camera, dtype=torch.float32, device=vertices.device)
-    cosine = _cosines(hits, rays)
+    cosine = hits.cosines
     counts = (image[3] >= 1) & (cosine > _MIN_COSINE)
     counts &= ~dilated(_jumps(hits.depth, camera), RADIUS - 1)
     return _View(camera, grey, torch.stack([along_x, along_y]), counts, hits, cosine, rays)
-
-
-def _cosines(hits: TriangleHits, rays: Tensor) -> Tensor:
-    """Return the cosine between normal and line of sight; 0 without a triangle. (H, W)"""
-    vertices, faces = hits.mesh
-    cosines = torch.zeros_like(hits.depth)
-    corners = vertices[faces[hits.face[hits.covered].long()].long()]
-    a, b, c = corners.unbind(1)
-    normals = functional.normalize(torch.linalg.cross(b - a, c - a), dim=-1)
-    lines = functional.normalize(rays[hits.covered], dim=-1)
-    cosines[hits.covered] = -(normals * lines).sum(dim=-1)
-    return cosines
 
 
 def _jumps(depth: Tensor, camera: Camera) -> Tensor:
