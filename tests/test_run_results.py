@@ -140,9 +140,8 @@ def test_a_folder_of_results_that_fails_ends_in_an_error_and_leaves_the_rest(
 
 
 def test_the_result_of_the_function_names_the_files_in_one_line(inputs, output, capsys):
-    options = train_parser(None).parse_args([str(word) for word in inputs])
-    options.output_dir = output
-    result = run_train(options)
+    flags = train_parser(None).parse_flags([str(word) for word in inputs])
+    result = run_train(flags.replaced(output_dir=output))
     assert result.folder == output / "scan"
     names = {path.name for path in result.files}
     here = {path.name for path in (output / "scan").iterdir()}

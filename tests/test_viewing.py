@@ -187,9 +187,9 @@ def test_distances_are_told_in_units_and_in_lengths():
 def test_the_flags_of_a_box_are_read_back_as_the_box():
     one, other = np.array([1.5, -2.0, 1e-7]), np.array([-0.25, 3.0, 12345.0])
     words = shlex.split(box_flags(one, other))
-    args = train_parser(None).parse_args(words)
-    np.testing.assert_allclose(args.bboxmin, np.minimum(one, other), rtol=1e-3)
-    np.testing.assert_allclose(args.bboxmax, np.maximum(one, other), rtol=1e-3)
+    flags = train_parser(None).parse_flags(words)
+    np.testing.assert_allclose(flags["bboxmin"], np.minimum(one, other), rtol=1e-3)
+    np.testing.assert_allclose(flags["bboxmax"], np.maximum(one, other), rtol=1e-3)
 
 
 def test_a_box_has_twelve_edges_and_holds_nearly_all_points():

@@ -188,7 +188,7 @@ class _PipelineRun:
         is_new = is_first and not (folder / SETTINGS_FILE).is_file()
         fresh_folders = [path for path in (folder, folder.parent) if not path.exists()]
         if is_new:
-            write_settings(check_writable(folder), self.plan.given)
+            write_settings(check_writable(folder), self.plan.flags.given)
         try:
             yield
         except UserError as error:
@@ -199,11 +199,11 @@ class _PipelineRun:
                 with contextlib.suppress(OSError):
                     path.rmdir()
             if isinstance(error, OtherSettings):
-                lines = changed_flags(folder, self.plan.given)
+                lines = changed_flags(folder, self.plan.flags.given)
                 raise error.in_flags(lines, "--output_dir") from error
             raise
         if is_first:
-            write_settings(folder, self.plan.given)
+            write_settings(folder, self.plan.flags.given)
 
     def _with_time(self, record: StageRecord, stage_start: float) -> StageRecord:
         """Return the record of a stage that has just ended with the time that its result took."""
@@ -343,8 +343,8 @@ class _PipelineRun:
         page = plan.result_folder / REPORT_FILE
         if result.files and page.is_file():
             result.files.append(page)
-        if result.last_run_directory is not None and plan.given:
-            write_settings(result.last_run_directory, plan.given)
+        if result.last_run_directory is not None and plan.flags.given:
+            write_settings(result.last_run_directory, plan.flags.given)
         files = {
             "mesh": result.coarse_mesh,
             "refined model": result.refined,
@@ -354,7 +354,7 @@ class _PipelineRun:
         for label, path in files.items():
             if path is not None:
                 console.info(f"{label}: {path}")
-        print_result(result, console, plan.given.get("minutes"))
+        print_result(result, console, plan.flags.get("minutes"))
 
     def _end_of_run(self, conclusion_start: float) -> None:
         """Note how long the run took."""
