@@ -14,10 +14,10 @@ from gaussian_splatting.scenes.scene_path import output_folders, scene_folder
 from sugar_capture.scene_folder import is_scene
 from sugar_pipeline.demo.demo_scene import run_demo, timed_demo
 from sugar_pipeline.doctor import run_doctor
+from sugar_pipeline.pipeline.conclusion import print_result
 from sugar_pipeline.pipeline.finished_run import FinishedRun
 from sugar_pipeline.pipeline.pipeline_flags import DEMO_FLAGS
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline.pipeline_run import print_result
 from sugar_pipeline.pipeline.plan import plan_of
 from sugar_pipeline.timing.one_run import checked_plan, run_planned
 from sugar_trainers.naming import scene_name

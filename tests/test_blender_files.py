@@ -36,8 +36,8 @@ from sugar_extractors.export.export_options import ExportOptions, export_parser
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.outputs.result_photographs import write_photographs
 from sugar_extractors.placing import PlacementOptions
+from sugar_pipeline.pipeline.conclusion import print_result
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline.pipeline_run import print_result
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, write_textured_mesh
 from sugar_utils.console import Console, Pace

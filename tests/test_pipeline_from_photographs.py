@@ -12,8 +12,8 @@ from PIL import Image, ImageFilter
 
 from sugar_capture.conversion.convert_run import unregistered_photographs
 from sugar_pipeline.commands import run_full
+from sugar_pipeline.pipeline.conclusion import print_result
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline.pipeline_run import print_result
 from sugar_pipeline.pipeline.plan import PipelinePlan
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError

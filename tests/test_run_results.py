@@ -96,7 +96,7 @@ def test_the_log_begins_with_the_first_stage(finished):
     ("step", "warning"),
     [
         ("_measure", "the mesh is not measured: no"),
-        ("_PipelineRun._report_content", "no report: no"),
+        ("Conclusion._report_content", "no report: no"),
     ],
 )
 def test_what_fails_at_the_end_costs_no_folder_of_results(
@@ -105,7 +105,7 @@ def test_what_fails_at_the_end_costs_no_folder_of_results(
     def refuse(*arguments):
         raise UserError("no")
 
-    monkeypatch.setattr(f"sugar_pipeline.pipeline.pipeline_run.{step}", refuse)
+    monkeypatch.setattr(f"sugar_pipeline.pipeline.conclusion.{step}", refuse)
     shutil.rmtree(output / "scan")
     assert warning in repeated(inputs, output, capsys)
     names = {path.name for path in (output / "scan").iterdir()}

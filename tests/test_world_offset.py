@@ -33,8 +33,8 @@ from sugar_extractors.mesh.loading import region_boxes
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.blocks.tracks import read_capture_points
+from sugar_pipeline.pipeline.conclusion import _measure
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline.pipeline_run import _measure
 from sugar_pipeline.quality import mesh_quality
 from sugar_pipeline.quality.mesh_quality import make_reference
 from sugar_scene.mesh_files.textured_mesh_io import write_textured_mesh

@@ -18,9 +18,9 @@ from sugar_pipeline.blocks.block_task import STAGES, BlockTask, later_stages, ru
 from sugar_pipeline.blocks.cluster import run_on_cluster
 from sugar_pipeline.blocks.joining import JoinedParts, join_results
 from sugar_pipeline.blocks.preparation import prepare_blocks
+from sugar_pipeline.pipeline.conclusion import print_result
 from sugar_pipeline.pipeline.pipeline_flags import full_parser, runs_stage
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult, StageRecord, training_record
-from sugar_pipeline.pipeline.pipeline_run import print_result
 from sugar_pipeline.pipeline.plan import PipelinePlan, with_cameras
 from sugar_pipeline.pipeline.run_times import TIMES_FILE, RunTimes
 from sugar_pipeline.quality.grading import worst
