@@ -46,7 +46,6 @@ from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project, rasterize
 from sugar_scene.field_kernels import evaluate_fields
-from sugar_scene.geometry import draw_samples
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_trainers import losses
 from sugar_trainers.coarse_stage import CoarseStage
@@ -60,6 +59,7 @@ from sugar_utils.memory import format_bytes, memory_usage, reset_peak
 from tests.support import step_scenes
 from tests.support.color_losses import color_loss
 from tests.support.depth_normals import depth_normal_consistency
+from tests.support.samples import draw_samples
 from tests.support.step_scenes import Case, make_scene, photograph
 
 EXTENT = 5.0

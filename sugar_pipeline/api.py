@@ -165,10 +165,10 @@ def _call(script: str, progress: Listener | None, **flags: object) -> Any:
     program = PROGRAMS[script]
     parser = program.make_parser(None)
     given_values = {name: value for name, value in flags.items() if value is not None}
-    args = parser.parse_args([], parser.with_values(given_values))
+    parsed = parser.parse_flags([], given_values)
     if progress is None:
         # Programs without training have nothing to leave out.
-        console = Console(verbose=getattr(args, "verbose", True))
+        console = Console(verbose=parsed.get("verbose", True))
     else:
         console = Console.silent(progress)
-    return program.call(parser, args, console=console)
+    return program.call(parsed, console=console)

@@ -25,7 +25,7 @@ from sugar_utils.errors import Notify, OtherSettings, UserError, say_nothing
 from sugar_utils.torchrun import is_follower
 
 if TYPE_CHECKING:
-    from sugar_utils.flags import Parser
+    from sugar_utils.flags import FlagValues, Parser
 
 _SCENE_FLAGS = ("-s", "--scene_path", "--scene-path", "--source_path", "--source-path")
 _STAGE = "sugar_pipeline.pipeline.watched_stage:run_watched_stage"
@@ -74,41 +74,40 @@ class Program:
             parser.prog = f"sugar {verb}"
         if verb and self.script:
             parser.epilog = (parser.epilog or "").replace(f"python {self.script}", parser.prog)
-        self.call(parser, parser.parse_args(words))
+        self.call(parser.parse_flags(words))
 
-    def call(self, parser: Parser, args: argparse.Namespace, **more: Any) -> object:
+    def call(self, flags: FlagValues, **more: Any) -> object:
         """Run the program with parsed flags; return the result of its function.
 
         Args:
-            parser: The parser of the flags.
-            args: The flags.
+            flags: Of the program's parser.
             more: Further keywords of the function, such as ``console``.
         """
-        from sugar_utils.settings import changed_flags, given_flags, write_settings
+        from sugar_utils.settings import changed_flags, write_settings
 
-        if not getattr(args, "demo", False):
+        if not flags.get("demo"):
             console = more.get("console")
-            args = with_scene_folders(args, None if console is None else console.info)
-        settings = self._settings_of(args)
+            flags = with_scene_folders(flags, None if console is None else console.info)
+        settings = self._settings_of(flags)
         try:
             result = _named(self.run)(settings, **more)
         except OtherSettings as error:
-            raise error.in_flags(changed_flags(error.path, given_flags(args, parser))) from error
+            raise error.in_flags(changed_flags(error.path, flags.given)) from error
         if self.run == _STAGE and not is_follower():
             # Only the vanilla stage has one.
             model_path = getattr(settings, "model_path", None)
             folder = result.parent if model_path is None else model_path / "checkpoints"
-            write_settings(folder, given_flags(args, parser))
+            write_settings(folder, flags.given)
         return result
 
-    def _settings_of(self, args: argparse.Namespace) -> object:
+    def _settings_of(self, flags: FlagValues) -> object:
         """The argument of the program's function."""
         from sugar_utils.settings import from_args
 
         if not self.settings:
-            return args
+            return flags
         source = _named(self.settings)
-        return from_args(source, args) if isinstance(source, type) else source(args)
+        return from_args(source, flags) if isinstance(source, type) else source(flags)
 
 
 @contextlib.contextmanager
@@ -148,9 +147,7 @@ def check_early(words: Sequence[str], program: Program) -> None:
         check_scene_path(Path(scenes[0]))
 
 
-def with_scene_folders(
-    args: argparse.Namespace, notify: Notify | None = None
-) -> argparse.Namespace:
+def with_scene_folders(flags: FlagValues, notify: Notify | None = None) -> FlagValues:
     """Check the paths of scenes, and replace a ZIP file by its folder.
 
     Several scenes are checked when their turn comes.
@@ -163,23 +160,22 @@ def with_scene_folders(
         output_folders,
         scene_folder,
     )
-    from sugar_utils.settings import with_flags
 
     # Pages and exports of results do without their scene.
-    needs_scene = not hasattr(args, "results") and not hasattr(args, "result")
-    scenes = getattr(args, "all_scene_path", [])
+    needs_scene = "results" not in flags and "result" not in flags
+    scenes = flags.get("all_scene_path", [])
     if len(scenes) > 1:
-        return args
+        return flags
     if notify is None:
         notify = say_nothing if is_follower() else print
     changes: dict[str, object] = {}
     for name in ("scene_path", "source_path"):
-        path = getattr(args, name, None)
+        path = flags.get(name)
         if isinstance(path, Path) and (needs_scene or path.suffix.lower() in ZIP_SUFFIXES):
-            changes[name] = scene_folder(path, output_folders(args), notify)
+            changes[name] = scene_folder(path, output_folders(flags), notify)
     if scenes:
         changes["all_scene_path"] = [changes["scene_path"]]
-    return with_flags(args, **changes)
+    return flags.replaced(**changes)
 
 
 def _named(place: str) -> Callable[..., Any]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 import traceback
 from collections.abc import Callable
@@ -15,70 +14,67 @@ from gaussian_splatting.scenes.scene_path import output_folders, scene_folder
 from sugar_capture.scene_folder import is_scene
 from sugar_pipeline.demo.demo_scene import run_demo, timed_demo
 from sugar_pipeline.doctor import run_doctor
+from sugar_pipeline.pipeline.conclusion import print_result
 from sugar_pipeline.pipeline.finished_run import FinishedRun
-from sugar_pipeline.pipeline.pipeline_flags import DEMO_FLAGS, full_parser, train_parser
+from sugar_pipeline.pipeline.pipeline_flags import DEMO_FLAGS
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline.pipeline_run import print_result
-from sugar_pipeline.pipeline.plan import full_plan, train_plan
-from sugar_pipeline.timing.one_run import run_planned, with_checked_mode
+from sugar_pipeline.pipeline.plan import plan_of
+from sugar_pipeline.timing.one_run import checked_plan, run_planned
 from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
 from sugar_utils.entrypoint import report
 from sugar_utils.errors import UserError, reason_of
+from sugar_utils.flags import FlagValues
 from sugar_utils.libraries import package_or_none
-from sugar_utils.settings import given_flags, with_flags
 from sugar_utils.torchrun import Launch
 
 
-def run_train(args: argparse.Namespace) -> PipelineResult | None:
+def run_train(flags: FlagValues) -> PipelineResult | None:
     """Run ``train.py``: the stages, the demo, or the doctor, which has no result."""
-    if args.doctor:
-        run_doctor(args)
+    if flags["doctor"]:
+        run_doctor(flags)
         return None
-    changed_flags = given_flags(args, train_parser(None))
-    if not args.demo:
-        console = console_of(args)
-        return _unless_finished(
-            args, console, lambda: run_planned(args, train_plan, changed_flags, console)
-        )
-    ignored = [f"--{name}" for name in changed_flags if name not in DEMO_FLAGS]
+    if not flags["demo"]:
+        console = console_of(flags)
+        return _unless_finished(flags, console, lambda: run_planned(plan_of(flags), console))
+    ignored = [f"--{name}" for name in flags.given if name not in DEMO_FLAGS]
     if ignored and Launch.read().rank == 0:
         print(f"{', '.join(ignored)}: no effect with --demo, which chooses its own settings")
-    if args.minutes is None:
-        return run_demo(args)
-    return run_scene(timed_demo(args), console_of(args))
+    if flags["minutes"] is None:
+        return run_demo(flags)
+    return run_scene(timed_demo(flags), console_of(flags))
 
 
-def console_of(args: argparse.Namespace) -> Console:
+def console_of(flags: FlagValues) -> Console:
     """The console of the run; of several processes only the first one prints."""
-    return Console(verbose=args.verbose) if Launch.read().rank == 0 else Console.silent()
+    return Console(verbose=flags["verbose"]) if Launch.read().rank == 0 else Console.silent()
 
 
-def run_full(args: argparse.Namespace, console: Console | None = None) -> PipelineResult | None:
+def run_full(flags: FlagValues, console: Console | None = None) -> PipelineResult | None:
     """Run ``train_full_pipeline.py``: from photographs on, one scene or several in turn.
 
     Several scenes have no common result: None.
     """
     if console is None:
-        console = console_of(args)
+        console = console_of(flags)
     scenes: list[Path] = []
-    for path in getattr(args, "all_scene_path", []):
+    for path in flags.get("all_scene_path", []):
         scenes += _scenes_in(path)
     if len(scenes) > 1:
-        _run_each(args, scenes, console)
+        _run_each(flags, scenes, console)
         return None
     scene = scenes[0] if scenes else None
-    return run_scene(with_flags(args, scene_path=scene), console)
+    return run_scene(flags.replaced(scene_path=scene), console)
 
 
 def _unless_finished(
-    args: argparse.Namespace, console: Console, run: Callable[[], PipelineResult]
+    flags: FlagValues, console: Console, run: Callable[[], PipelineResult]
 ) -> PipelineResult:
     """Run all stages on one scene, unless an earlier process did and nothing has changed."""
-    missing = args.scene_path is None or not args.scene_path.exists()
+    missing = flags["scene_path"] is None or not flags["scene_path"].exists()
     if missing or Launch.read().size > 1:
         return run()
-    finished = FinishedRun(args)
+    finished = FinishedRun(flags)
     result = finished.result()
     if result is None:
         result = run()
@@ -86,26 +82,27 @@ def _unless_finished(
         return result
     for record in result.records:
         console.headline(f"finished already: {record.outputs[0]}")
-    print_result(result, console, args.minutes)
+    print_result(result, console, flags["minutes"])
     return result
 
 
-def run_scene(args: argparse.Namespace, console: Console) -> PipelineResult:
+def run_scene(flags: FlagValues, console: Console) -> PipelineResult:
     """Run all stages on one scene, in blocks where it does not fit into memory."""
-    return _unless_finished(args, console, lambda: _run_unfinished(args, console))
+    return _unless_finished(flags, console, lambda: _run_unfinished(flags, console))
 
 
-def _run_unfinished(args: argparse.Namespace, console: Console) -> PipelineResult:
+def _run_unfinished(flags: FlagValues, console: Console) -> PipelineResult:
     # Cameras may be computed to choose the mode: minutes that count.
     start = time.monotonic()
     blocks = package_or_none("sugar_pipeline.blocks.entry")
     if blocks is not None:
-        blocks.check(args)
-    args = with_checked_mode(args, console)
-    result = None if blocks is None else blocks.run(args, console)
-    if result is not None:
-        return result
-    return run_planned(args, full_plan, given_flags(args, full_parser(None)), console, start)
+        blocks.check_block_flags(flags)
+    plan = checked_plan(flags, console)
+    if blocks is not None:
+        plan = blocks.with_number(plan, console)
+        if blocks.is_divided(plan):
+            return blocks.run(plan, console)
+    return run_planned(plan, console, start)
 
 
 def _scenes_in(path: Path) -> list[Path]:
@@ -125,7 +122,7 @@ class _Outcome:
     seconds: float | None = None  # that the run took by its own account
 
 
-def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) -> None:
+def _run_each(flags: FlagValues, scenes: list[Path], console: Console) -> None:
     """Run scenes one after the other; one that fails stops none of the others.
 
     Raises:
@@ -134,7 +131,7 @@ def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) ->
     names = [scene_name(scene) for scene in scenes]
     if len(set(names)) < len(names):
         raise UserError("two scenes have the same name; results are named after it, so rename one")
-    if Launch.read().size > 1 or args.gs_output_dir is not None:
+    if Launch.read().size > 1 or flags["gs_output_dir"] is not None:
         raise UserError(
             "several scenes need one process, and no --gs_output_dir; run them one by one"
         )
@@ -143,7 +140,7 @@ def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) ->
     for number, scene in enumerate(scenes, start=1):
         console.headline(f"scene {number} of {len(scenes)}: {scene}")
         start = time.monotonic()
-        outcome = _outcome_of(args, scene, console)
+        outcome = _outcome_of(flags, scene, console)
         seconds = outcome.seconds
         if seconds is None:
             seconds = time.monotonic() - start
@@ -159,11 +156,11 @@ def _run_each(args: argparse.Namespace, scenes: list[Path], console: Console) ->
         raise failure
 
 
-def _outcome_of(args: argparse.Namespace, scene: Path, console: Console) -> _Outcome:
+def _outcome_of(flags: FlagValues, scene: Path, console: Console) -> _Outcome:
     """Run one scene of several, and print its error if there is one."""
     try:
-        folder = scene_folder(scene, output_folders(args), console.info)
-        result = run_scene(with_flags(args, scene_path=folder), console)
+        folder = scene_folder(scene, output_folders(flags), console.info)
+        result = run_scene(flags.replaced(scene_path=folder), console)
         return _Outcome(0, f"{result.report or result.mesh}", result.seconds)
     except Interrupted:
         raise

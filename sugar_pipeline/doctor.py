@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import platform
@@ -31,7 +30,7 @@ from gaussian_splatting.rasterization.self_test import reference_test
 from gaussian_splatting.scenes.scene import Scene, load_scene
 from sugar_capture.conversion.capture_check import check_capture
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_pipeline.pipeline.plan import mode_of, train_plan
+from sugar_pipeline.pipeline.plan import mode_of, plan_of
 from sugar_pipeline.timing.time_plan import TimePlan
 from sugar_trainers.capture import SugarSize, load_views
 from sugar_trainers.coarse_run import CoarseOptions, options_of_mode
@@ -40,9 +39,10 @@ from sugar_utils import device as devices
 from sugar_utils.command_text import command_text
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from sugar_utils.flags import FlagValues
 from sugar_utils.memory import available_bytes, format_bytes
 from sugar_utils.neighbors import nearest_neighbors
-from sugar_utils.settings import from_args, with_flags
+from sugar_utils.settings import from_args
 from sugar_utils.warp_launch import WARP_VERSION
 
 State = Literal["ok", "warning", "problem"]
@@ -100,18 +100,18 @@ class Finding:
         return cls(what, value, state, advice) if fault else cls(what, value)
 
 
-def run_doctor(args: argparse.Namespace) -> None:
+def run_doctor(flags: FlagValues) -> None:
     """Check everything, print the findings, and train nothing.
 
     Raises:
         UserError: There is a problem.
     """
     console = Console()
-    findings = machine_findings(args.device, args.gpu, args.output_dir)
+    findings = machine_findings(flags["device"], flags["gpu"], flags["output_dir"])
     show(console, "machine", findings)
-    if args.scene_path is not None:
+    if flags["scene_path"] is not None:
         try:
-            findings += _capture_findings(args, console)
+            findings += _capture_findings(flags, console)
         except UserError as error:
             failure = Finding("scene", "cannot be used", "problem", str(error))
             findings.append(failure)
@@ -123,12 +123,12 @@ def run_doctor(args: argparse.Namespace) -> None:
     console.info(f"no problems, {n_warnings} warning(s)")
 
 
-def _capture_findings(args: argparse.Namespace, console: Console) -> list[Finding]:
+def _capture_findings(flags: FlagValues, console: Console) -> list[Finding]:
     """Check and print the scene, and the checkpoint if one is given."""
-    if args.checkpoint_path is None:
-        return _scene_without_checkpoint(args, console)
-    mode = options_of_mode(args.regularization_type or "dn_consistency")
-    options = from_args(mode, args, output_dir=args.output_dir)
+    if flags["checkpoint_path"] is None:
+        return _scene_without_checkpoint(flags, console)
+    mode = options_of_mode(flags["regularization_type"] or "dn_consistency")
+    options = from_args(mode, flags, output_dir=flags["output_dir"])
     notes: list[str] = []
     checkpoint, scene = load_views(options, notes.append, require_images=True)
     suggested_mode, findings = _scene_with_mode(scene, notes, starts_from_points=False)
@@ -141,24 +141,24 @@ def _capture_findings(args: argparse.Namespace, console: Console) -> list[Findin
     if scene.extent > 0:
         cloud_findings.append(memory_finding(cloud, options, scene))
     show(console, str(checkpoint.ply_path), cloud_findings)
-    if args.minutes is not None:
-        mode = args.regularization_type or suggested_mode
-        timed_args = with_flags(args, regularization_type=mode, stop_after=None)
+    if flags["minutes"] is not None:
+        mode = flags["regularization_type"] or suggested_mode
+        plan = plan_of(flags.replaced(regularization_type=mode, stop_after=None))
         with ImageStore(options.config.white_background) as images:
-            TimePlan(timed_args, train_plan, {}, console).preview(images)
+            TimePlan(plan, console).preview(plan, images)
     return findings + cloud_findings
 
 
-def _scene_without_checkpoint(args: argparse.Namespace, console: Console) -> list[Finding]:
+def _scene_without_checkpoint(flags: FlagValues, console: Console) -> list[Finding]:
     """Check and print a scene that training would start from."""
     notes: list[str] = []
     scene = load_scene(
-        args.scene_path,
-        size_rule=from_args(SugarSize, args),
-        images_dir=args.images or "images",
-        eval_split=args.eval,
-        masks=from_args(MaskOptions, args),
-        view_options=from_args(ViewOptions, args),
+        flags["scene_path"],
+        size_rule=from_args(SugarSize, flags),
+        images_dir=flags["images"] or "images",
+        eval_split=flags["eval"],
+        masks=from_args(MaskOptions, flags),
+        view_options=from_args(ViewOptions, flags),
         notify=notes.append,
     )
     _, findings = _scene_with_mode(scene, notes, starts_from_points=True)

@@ -22,7 +22,6 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import rotation_matrices
-from sugar_utils.device import upload
 from sugar_utils.warp_arrays import Bools, Floats, Ints, Longs, Vec3s
 from sugar_utils.warp_launch import as_array, launch
 from sugar_utils.warp_math import hashed
@@ -219,41 +218,25 @@ def _place_samples(
     noise[i] = wp.vec3(quantiles[x], quantiles[y], quantiles[z])
 
 
-def draw_samples(
-    mask: Tensor, n_samples: int, seed: int, n_candidates: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Draw Gaussians of a mask, (N,) bool, uniformly, and a standard normal offset for each draw.
+def draw_counted_samples(
+    mask: Tensor, n_candidates: Tensor, seed: Tensor, rule: SampleRule, capacity: int
+) -> CountedSamples:
+    """Draw Gaussians of a mask uniformly, and a standard normal offset for each draw.
 
     Draws are hashes of the seed and the number of the sample (generators of GPUs differ between
     models), made with integers and a table, so that no rounding differs either. They are
     stratified: each Gaussian gets as many samples as any other, give or take two, which leaves less
-    noise in their mean. Without ``n_candidates`` the host counts the mask.
-
-    Returns:
-        Gaussian of each sample, rising, (S,) int64, and offsets, (S, 3) float32 (2^16 values for
-        each coordinate); S = 0 where the mask is empty.
-    """
-    if n_candidates is None:
-        n_candidates = int(mask.sum())
-    rule = SampleRule(n_samples, n_samples)
-    drawn = draw_counted_samples(
-        mask, mask.sum(), upload(halves_of(seed), mask.device), rule, n_candidates
-    )
-    return drawn.indices, drawn.noise
-
-
-def draw_counted_samples(
-    mask: Tensor, n_candidates: Tensor, seed: Tensor, rule: SampleRule, capacity: int
-) -> CountedSamples:
-    """Draw as :func:`draw_samples`, by a number of candidates that the host need not know.
+    noise in their mean. The host need not know how many candidates there are.
 
     Args:
+        mask: Gaussians that may be drawn. (N,) bool
         n_candidates: Number of the mask's Gaussians. () int64
         seed: See :func:`halves_of`. (2,) int32
         capacity: Number of candidates that there is room for; those beyond it are not drawn.
 
     Returns:
-        As many rows as samples of so many candidates.
+        As many rows as samples of so many candidates: Gaussians, rising, and offsets of 2^16 values
+        for each coordinate.
     """
     n_rows = rule.number(capacity)
     candidates = torch.nonzero_static(mask, size=capacity, fill_value=0).squeeze(1)

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from functools import partial
 
 from sugar_utils.errors import UserError
-from sugar_utils.flags import optional_str
-from sugar_utils.settings import flag, with_flags
+from sugar_utils.flags import FlagValues, optional_str
+from sugar_utils.settings import flag
 
 REFINEMENT_TIMES = {"short": 2_000, "medium": 7_000, "long": 15_000}
 # triangles, Gaussians per triangle
@@ -42,21 +41,21 @@ class PresetFlags:
     )
 
 
-def apply_presets(args: argparse.Namespace) -> argparse.Namespace:
+def apply_presets(flags: FlagValues) -> FlagValues:
     """Return the flags with ``--low_poly``, ``--high_poly`` and ``--refinement_time`` resolved.
 
     As in the original, they win over ``-v``, ``-g`` and ``-f``, and high over low. Without
     ``--preset``, pipelines are fast.
     """
-    resolved = with_flags(args, preset=getattr(args, "preset", None) or "fast")
-    if args.low_poly or args.high_poly:
-        counts = HIGH_POLY if args.high_poly else LOW_POLY
-        resolved.n_vertices_in_mesh, resolved.gaussians_per_triangle = counts
-    if args.refinement_time is not None:
-        if args.refinement_time not in REFINEMENT_TIMES:
-            raise UserError(
-                f"--refinement_time {args.refinement_time} is unknown; choose one of "
-                f"{', '.join(REFINEMENT_TIMES)}"
-            )
-        resolved.refinement_iterations = REFINEMENT_TIMES[args.refinement_time]
-    return resolved
+    flags = flags.replaced(preset=flags.get("preset") or "fast")
+    if flags["low_poly"] or flags["high_poly"]:
+        n_triangles, n_gaussians = HIGH_POLY if flags["high_poly"] else LOW_POLY
+        flags = flags.replaced(n_vertices_in_mesh=n_triangles, gaussians_per_triangle=n_gaussians)
+    time = flags["refinement_time"]
+    if time is None:
+        return flags
+    if time not in REFINEMENT_TIMES:
+        raise UserError(
+            f"--refinement_time {time} is unknown; choose one of {', '.join(REFINEMENT_TIMES)}"
+        )
+    return flags.replaced(refinement_iterations=REFINEMENT_TIMES[time])

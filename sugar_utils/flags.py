@@ -11,7 +11,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -231,6 +231,47 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
+class FlagValues(Mapping[str, Any]):
+    """Values of a script's flags by name, and which of them were given; never changed.
+
+    :meth:`Parser.parse_flags` makes it, and all below the parser read it.
+
+    Args:
+        values: Values by the name of the flag; None: there are no flags.
+        defaults: Those of the parser.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._values = dict(values or {})
+        self._defaults = defaults or {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Values that are not the defaults of the parser, by name."""
+        return {
+            name: value
+            for name, value in self.items()
+            if name in self._defaults and value != self._defaults[name]
+        }
+
+    def replaced(self, **values: object) -> FlagValues:
+        """Return the flags with other values of some."""
+        return FlagValues({**self._values, **values}, self._defaults)
+
+
 class Parser(argparse.ArgumentParser):
     """``ArgumentParser`` with one-line errors, suggestions and forgiving spellings.
 
@@ -346,6 +387,21 @@ class Parser(argparse.ArgumentParser):
             if self._match_argument(action, "A" * len(part)) != len(part):
                 raise argparse.ArgumentError(action, f"takes other than {len(part)} values")
             action(self, namespace, self._get_values(action, part), action.option_strings[-1])
+
+    def parse_flags(
+        self, words: Sequence[str] | None = None, values: Mapping[str, object] | None = None
+    ) -> FlagValues:
+        """Parse the flags of a script.
+
+        Args:
+            words: Of the command line; None: of this process.
+            values: Take the place of defaults, by names of flags; see :meth:`with_values`.
+        """
+        namespace = None if values is None else self.with_values(values)
+        parsed = self.parse_args(words, namespace)
+        defaults = {action.dest: action.default for action in self._actions}
+        defaults.pop(argparse.SUPPRESS, None)
+        return FlagValues(vars(parsed), defaults)
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[override]
         """Parse as argparse does; an error about an unknown flag names the most similar one."""

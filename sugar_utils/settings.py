@@ -25,6 +25,7 @@ from sugar_utils.files import atomic_path
 from sugar_utils.flags import (
     NO_EFFECT_WHEN,
     TASK,
+    FlagValues,
     HelpFormatter,
     IntList,
     Parser,
@@ -217,7 +218,7 @@ def add_flags(
         setattr(action, TASK, declaration.task)
 
 
-def from_args(cls: type[Settings], args: argparse.Namespace, **given: object) -> Settings:
+def from_args(cls: type[Settings], flags: FlagValues, **given: object) -> Settings:
     """Make the settings of parsed flags.
 
     A flag that the script does not have leaves its field at the default, and so do fields that are
@@ -225,7 +226,7 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: object) ->
 
     Args:
         cls: Dataclass of the settings.
-        args: The parsed flags.
+        flags: The parsed flags.
         given: Values of fields that are not read from the flags.
 
     Raises:
@@ -241,18 +242,18 @@ def from_args(cls: type[Settings], args: argparse.Namespace, **given: object) ->
         if declaration is None and field.name not in MODE_FLAGS:
             nested_fields.append(field)
             continue
-        value = getattr(args, field.name, None)
+        value = flags.get(field.name)
         if value is None and declaration is not None:
-            value = _value_of_mode(declaration, args)
+            value = _value_of_mode(declaration, flags)
         if value is not None:
             values[field.name] = tuple(value) if isinstance(value, list) else value
         elif field.default is MISSING:
-            require_given(args, cls, field.name)
+            require_given(flags, cls, field.name)
     # A missing flag is reported before a nested dataclass looks for the device.
     for field in nested_fields:
         nested = _nested(field, types)
         if nested is not None:
-            values[field.name] = from_args(nested, args)
+            values[field.name] = from_args(nested, flags)
     make = getattr(cls, "from_flags", cls)
     return make(**values)
 
@@ -261,16 +262,16 @@ def _fields_of(cls: type) -> tuple[dataclasses.Field[object], ...]:
     return dataclasses.fields(cls)
 
 
-def _value_of_mode(declaration: Flag, args: argparse.Namespace) -> object:
+def _value_of_mode(declaration: Flag, flags: FlagValues) -> object:
     """Value of a flag that is not given, in the preset or mode that was chosen."""
     for name in MODE_FLAGS:
-        mode = getattr(args, name, None)
+        mode = flags.get(name)
         if mode is not None and mode in declaration.modes:
             return declaration.modes[mode]
     return None
 
 
-def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:
+def require_given(flags: FlagValues, cls: type, *names: str) -> None:
     """Check that flags of a dataclass have values.
 
     Raises:
@@ -278,26 +279,10 @@ def require_given(args: argparse.Namespace, cls: type, *names: str) -> None:
     """
     declarations = {declaration.name: declaration for declaration in flags_of(cls)}
     for name in names:
-        if getattr(args, name, None) is None:
+        if flags.get(name) is None:
             spellings = "/".join(declarations[name].spellings)
             advice = declarations[name].missing or "--help_all lists all flags"
             raise UserError(f"{spellings} is missing; {advice}")
-
-
-def with_flags(args: argparse.Namespace, **values: object) -> argparse.Namespace:
-    """Copy parsed flags, with other values of some."""
-    return argparse.Namespace(**{**vars(args), **values})
-
-
-def given_flags(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, object]:
-    """Values that are not the defaults of a parser, by name."""
-    defaults = {action.dest: action.default for action in parser._actions}
-    defaults.pop(argparse.SUPPRESS, None)
-    values = {}
-    for name, value in vars(args).items():
-        if name in defaults and value != defaults[name]:
-            values[name] = value
-    return values
 
 
 def changed_flags(folder: Path, flags: Mapping[str, object]) -> list[str]:

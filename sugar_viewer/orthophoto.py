@@ -23,6 +23,7 @@ from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import Z_UP_AXES
 from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.scenes.scene import Scene
+from sugar_extractors.export.reading import Result
 from sugar_maps.map_placement import MapPlacement
 from sugar_maps.similarity import Similarity
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
@@ -31,7 +32,7 @@ from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path
 from sugar_viewer.geotiff import GeoPlace, load_tifffile, write_geotiff
-from sugar_viewer.shown_models import Result, ShownModel
+from sugar_viewer.shown_models import ShownModel
 
 DOWN = "down"
 DIRECTIONS = (DOWN, "up", "x+", "x-", "y+", "y-")

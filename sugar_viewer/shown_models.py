@@ -20,12 +20,7 @@ from gaussian_splatting.engine.reporting import view_pictures
 from gaussian_splatting.engine.reporting.evaluation import to_uint8
 from gaussian_splatting.formats.placement import Placement, note_unknown
 from gaussian_splatting.rasterization import plain_background, render_view
-from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.export.reading import (
-    has_gaussians,
-    open_gaussians,
-    open_textured_mesh,
-)
+from sugar_extractors.export.reading import Result, open_result
 from sugar_extractors.outputs.mesh_pictures import shaded_views
 from sugar_extractors.texture.mesh_reduction import shape_of
 from sugar_scene.mesh_bound import face_normals
@@ -35,7 +30,6 @@ from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.errors import Notify, UserError
 
-Result = GaussianCloud | TexturedMesh | TriangleMesh  # files that can be shown
 SHOWS = ("image", "depth", "normal", "clay", "alpha")
 
 
@@ -81,7 +75,7 @@ def read_in_scene(path: Path, world_offset: np.ndarray | None, notify: Notify) -
     Raises:
         UserError: The file cannot be shown.
     """
-    result, placement = open_result(path, notify)
+    result, placement = open_shown(path, notify)
     note_unknown(path, placement, notify)
     return moved_result(result, placement.to_scene(world_offset))
 
@@ -98,31 +92,16 @@ def moved_result(result: Result, matrix: np.ndarray) -> Result:
     return replace(result, vertices=moved_points(result.vertices, matrix), normals=None)
 
 
-def open_result(path: Path, notify: Notify) -> tuple[Result, Placement]:
-    """Read Gaussians, a mesh ``.ply``, or a textured ``.obj``, with where they stand.
-
-    Coordinates are those of ``open_gaussians``.
+def open_shown(path: Path, notify: Notify) -> tuple[Result, Placement]:
+    """Read a result that has something to show, as ``open_result`` does.
 
     Raises:
-        UserError: The file is missing, or of another kind.
+        UserError: The file is missing, of another kind, or a mesh without triangles.
     """
-    if not path.exists():
-        raise UserError(f"{path}: no such file or folder; check the path of the result")
-    suffix = path.suffix.lower()
-    if suffix == ".obj":
-        return open_textured_mesh(path, notify)
-    if has_gaussians(path):
-        return open_gaussians(path, notify)
-    if suffix == ".ply":
-        placement = Placement.of(path)
-        mesh = read_any_mesh(path, notify, placement.offset)
-        if not mesh.n_faces:
-            raise UserError(f"{path}: has no triangles to show; make the mesh again")
-        return mesh, placement
-    raise UserError(
-        f"{path}: cannot be shown; pass Gaussians (.ply, .spz, .splat, .pt, a folder), a mesh "
-        ".ply, or a textured .obj"
-    )
+    result, placement = open_result(path, notify)
+    if isinstance(result, TriangleMesh) and not result.n_faces:
+        raise UserError(f"{path}: has no triangles to show; make the mesh again")
+    return result, placement
 
 
 def model_of(name: str, result: Result, white: bool, device: torch.device) -> ShownModel:

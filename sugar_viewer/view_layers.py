@@ -13,10 +13,11 @@ from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import GLB_AXES, moved_points
 from gaussian_splatting.formats.placement import Placement
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
+from sugar_extractors.export.reading import Result
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import Notify, UserError
 from sugar_viewer.result_search import FoundResult
-from sugar_viewer.shown_models import Result, model_of, open_result
+from sugar_viewer.shown_models import model_of, open_shown
 from sugar_viewer.tool_panels import inside
 from sugar_viewer.view_page import GlbFile, Layer
 
@@ -36,7 +37,7 @@ def read_layer(
     title = found_result.title
     path = found_result.path
     if path.suffix.lower() != ".glb" or holds_gltf_gaussians(path):
-        result, _ = open_result(path, notify)
+        result, _ = open_shown(path, notify)
         return layer_of(title, result, white, device)
     content = path.read_bytes()
     if not content.startswith(b"glTF"):

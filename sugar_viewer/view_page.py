@@ -17,6 +17,7 @@ from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.scenes.scene import Scene
+from sugar_extractors.export.reading import Result
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh_files.textured_mesh_io import (
     MeshStyle,
@@ -28,7 +29,7 @@ from sugar_utils.errors import Notify, UserError
 from sugar_viewer import page_server
 from sugar_viewer.render_panel import RenderPanel
 from sugar_viewer.rendered_pictures import RenderedPictures
-from sugar_viewer.shown_models import Result, ShownModel
+from sugar_viewer.shown_models import ShownModel
 from sugar_viewer.tool_panels import BoxPanel, MeasurePanel, PathPanel, hit
 
 if TYPE_CHECKING:

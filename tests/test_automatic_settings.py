@@ -14,7 +14,6 @@ from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.mesh_config import MOST_POINTS, MeshOptions
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.surface_sizes import MOST_DEPTH, automatic_depth, pixel_size
-from sugar_scene.geometry import draw_samples
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.coarse_run import CoarseOptions
 from sugar_trainers.coarse_stage import CoarseStage
@@ -23,6 +22,7 @@ from sugar_utils.flags import AUTO
 from tests.support.command_words import parse
 from tests.support.mesh_scenes import ITERATION, cameras_around, sphere_cloud, write_mesh_scene
 from tests.support.random_scenes import look_at
+from tests.support.samples import draw_samples
 from tests.support.tiny_scene import disturbed_cloud, tiny_cloud
 from tests.support.training import accumulate, everywhere
 

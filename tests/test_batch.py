@@ -15,6 +15,7 @@ from sugar_pipeline import commands
 from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
 from sugar_utils.errors import UserError
+from tests.support.command_words import full_flags
 from tests.support.tiny_scene import run_cli
 
 FILE = """\
@@ -44,13 +45,14 @@ def started(monkeypatch) -> list[Path]:
     """The scenes that were begun; fox fails."""
     seen: list[Path] = []
 
-    def run_scene(args, console) -> PipelineResult:
-        seen.append(args.scene_path)
-        if args.scene_path.name == "fox":
+    def run_scene(flags, console) -> PipelineResult:
+        scene = flags["scene_path"]
+        seen.append(scene)
+        if scene.name == "fox":
             raise FailedResult("refinement: worse than grey")
-        if args.scene_path.name == "missing":
+        if scene.name == "missing":
             raise RuntimeError("a defect")
-        return PipelineResult(report=args.scene_path / "report.html")
+        return PipelineResult(report=scene / "report.html")
 
     monkeypatch.setattr(commands, "run_scene", run_scene)
     return seen
@@ -59,18 +61,19 @@ def started(monkeypatch) -> list[Path]:
 def parsed(tmp_path: Path, text: str, *words: object):
     file = tmp_path / "scan.toml"
     file.write_text(text)
-    return full_parser(None).parse_args(["--config", str(file), *map(str, words)])
+    return full_flags("--config", file, *words)
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
-    args = parsed(tmp_path, FILE.format(scene="cup"), "-r", "density", "-s", "fox")
-    assert (args.scene_path, args.regularization_type) == (Path("fox"), "density")
-    assert args.all_scene_path == [Path("fox")]
-    assert (args.low_poly, args.bboxmin, args.bboxmax) == (True, (-1, -1, -1), (1, 1, 1))
-    assert args.checkpoint_milestones == [100, 200]
-    assert args.known_distance == ["a.jpg", "b.jpg", "2"]
-    assert args.vanilla_iterations == 7_000
-    several = parsed(tmp_path, 'scene_path = ["cup", "fox"]').all_scene_path
+    flags = parsed(tmp_path, FILE.format(scene="cup"), "-r", "density", "-s", "fox")
+    assert (flags["scene_path"], flags["regularization_type"]) == (Path("fox"), "density")
+    assert flags["all_scene_path"] == [Path("fox")]
+    assert flags["low_poly"]
+    assert (flags["bboxmin"], flags["bboxmax"]) == ((-1, -1, -1), (1, 1, 1))
+    assert flags["checkpoint_milestones"] == [100, 200]
+    assert flags["known_distance"] == ["a.jpg", "b.jpg", "2"]
+    assert flags["vanilla_iterations"] == 7_000
+    several = parsed(tmp_path, 'scene_path = ["cup", "fox"]')["all_scene_path"]
     assert several == [Path("cup"), Path("fox")]
 
 
@@ -78,7 +81,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
 def test_a_file_may_begin_with_the_mark_of_an_encoding(tmp_path, encoding):
     file = tmp_path / "scan.toml"
     file.write_text("vanilla_iterations = 30\r\n", encoding=encoding)
-    assert full_parser(None).parse_args(["--config", str(file)]).vanilla_iterations == 30
+    assert full_flags("--config", file)["vanilla_iterations"] == 30
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,7 @@ def test_scenes_that_cannot_be_run_together_are_one_line(scenes, started, tmp_pa
 
 
 def test_interrupting_a_scene_ends_all(scenes, monkeypatch):
-    def run_scene(args, console):
+    def run_scene(flags, console):
         raise Interrupted("stopped", "SIGINT")
 
     monkeypatch.setattr(commands, "run_scene", run_scene)

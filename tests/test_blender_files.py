@@ -36,13 +36,13 @@ from sugar_extractors.export.export_options import ExportOptions, export_parser
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.outputs.result_photographs import write_photographs
 from sugar_extractors.placing import PlacementOptions
-from sugar_pipeline.pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline.conclusion import print_result
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline.pipeline_run import print_result
 from sugar_scene.geometry import covariances
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, write_textured_mesh
 from sugar_utils.console import Console, Pace
 from sugar_utils.settings import from_args
+from tests.support.command_words import full_flags
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import REPOSITORY, make_tiny_scene, tiny_cloud
 from tests.test_export_placement import four_colored_faces
@@ -210,14 +210,14 @@ def test_a_mesh_without_triangles_is_refused(folder, tmp_path):
 
 def test_the_program_takes_the_command_lines(tmp_path):
     words = commands.run_arguments(tmp_path, tmp_path / "out", "fast", '--minutes 15 -B "2,2,2"')
-    args = full_parser(None).parse_args(words[1:])
-    assert args.scene_path == tmp_path
-    assert args.output_dir == tmp_path / "out"
-    assert args.minutes == 15
+    flags = full_flags(*words[1:])
+    assert flags["scene_path"] == tmp_path
+    assert flags["output_dir"] == tmp_path / "out"
+    assert flags["minutes"] == 15
     for suffix in (".ply", ".spz"):
         target = tmp_path / f"a{suffix}"
         words = commands.export_arguments(tmp_path / "1.pt", tmp_path / "e.obj", target)
-        options = from_args(ExportOptions, export_parser(None).parse_args(words[1:]))
+        options = from_args(ExportOptions, export_parser(None).parse_flags(words[1:]))
         assert options.target == target
         assert options.repose == tmp_path / "e.obj"
         assert options.overwrite

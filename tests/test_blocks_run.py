@@ -23,7 +23,7 @@ from gaussian_splatting.scenes.scene import load_scene
 from sugar_extractors.export.engines.web_page import read_page_gaussians
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.blocks import automatic
-from sugar_pipeline.blocks.automatic import automatic_blocks, expected_gaussians, training_bytes
+from sugar_pipeline.blocks.automatic import expected_gaussians, training_bytes, with_number
 from sugar_pipeline.blocks.block_plan import Block, read_plan
 from sugar_pipeline.blocks.block_task import BlockTask, TaskFailed, run_task
 from sugar_pipeline.blocks.blocks_run import stages_of
@@ -32,13 +32,13 @@ from sugar_pipeline.blocks.overview import overview_options
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_pipeline.blocks.preparation import block_flags
 from sugar_pipeline.demo.demo_scene import make_demo_scene
-from sugar_pipeline.pipeline.pipeline_flags import full_parser
 from sugar_scene import triangle_mesh
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from sugar_utils.console import Console, Pace
 from sugar_utils.errors import UserError, say_nothing
-from sugar_utils.settings import given_flags
+from sugar_utils.flags import AUTO
 from tests.support.command_line import as_flags
+from tests.support.command_words import full_flags, full_plan
 from tests.support.tiny_scene import run_cli
 
 SHORT = as_flags(
@@ -268,26 +268,27 @@ def test_masks_of_an_object_are_refused_before_cameras_are_found(capture, tmp_pa
     assert sorted(root.rglob("*")) == before
 
 
+def n_blocks_of(capture: Path, *words: object) -> object:
+    """The automatic number of blocks; AUTO where the capture is whole."""
+    plan = full_plan("-s", capture, "-r", "multiview", *words)
+    return with_number(plan, _SILENT).flags["blocks"]
+
+
 def test_an_object_whose_masks_lie_in_the_capture_is_one_block(capture, tmp_path, monkeypatch):
     monkeypatch.setattr(automatic, "PIXELS_PER_GAUSSIAN", 1)
     root = add_maps(capture, tmp_path / "scan", "masks", 255)
-    args = full_parser(None).parse_args(["-s", str(root), "-r", "multiview"])
-    args.vram_budget = 0.4 * training_bytes(14 * 96 * 72, 96, 72, OptimizerConfig()) / 2**30
-    assert automatic_blocks(args, {}, _SILENT) == 1
-    args.mask_mode = "ignore"
-    assert automatic_blocks(args, {}, _SILENT) == 3
-    args.mask_mode = "object"
-    args.masks = "none"
-    assert automatic_blocks(args, {}, _SILENT) == 3
+    budget = 0.4 * training_bytes(14 * 96 * 72, 96, 72, OptimizerConfig()) / 2**30
+    assert n_blocks_of(root, "--vram_budget", budget) == AUTO
+    assert n_blocks_of(root, "--vram_budget", budget, "--mask_mode", "ignore") == 3
+    assert n_blocks_of(root, "--vram_budget", budget, "--masks", "none") == 3
 
 
 def test_where_the_whole_stands_is_no_matter_of_its_blocks(tmp_path):
     words = ["-s", "scan", "-r", "multiview", "--blocks", "2", "--known_distance", "a", "b", "2"]
-    args = full_parser(None).parse_args(words)
-    given = given_flags(args, full_parser(None))
-    assert "known_distance" in given
+    flags = full_flags(*words)
+    assert "known_distance" in flags.given
     block = Block(0, tmp_path, BlockBox((0, 0, 0), (1, 1, 1)), 8)
-    assert "known_distance" not in block_flags(args, given, block, 16)
+    assert "known_distance" not in block_flags(flags, block, 16)
 
 
 @pytest.mark.slow
@@ -297,8 +298,8 @@ def test_results_of_blocks_are_metres_where_a_distance_is_known(capture, output)
     second = scene.train_cameras[5]
     metres = 2.5 * math.dist(first.center, second.center)
     plan = read_plan(output / "blocks" / "scan" / "2_blocks")
-    args = full_parser(None).parse_args(["-s", str(capture), *map(str, SHORT)])
-    stages = [stages_of(args, block) for block in plan.blocks]
+    flags = full_flags("-s", capture, *SHORT)
+    stages = [stages_of(flags, block) for block in plan.blocks]
     options = PlacementOptions(known_distance=(first.name, second.name, str(metres)))
     parts = JoinedParts.of(plan, stages, scene, options)
     assert parts.placement.is_metric
@@ -335,24 +336,22 @@ def test_workers_that_cannot_do_the_work(tmp_path):
 
 
 def test_the_number_of_blocks_follows_from_pixels_and_memory(capture, monkeypatch):
-    args = full_parser(None).parse_args(["-s", str(capture), "-r", "multiview"])
-    assert automatic_blocks(args, {}, _SILENT) == 1
+    assert n_blocks_of(capture) == AUTO
     monkeypatch.setattr(automatic, "PIXELS_PER_GAUSSIAN", 1)
     n_gaussians = expected_gaussians(load_scene(capture, size_rule=_AsItIs()).train_cameras, None)
     assert n_gaussians == 14 * 96 * 72
     assert expected_gaussians([], 5) == 0
     whole = training_bytes(n_gaussians, 96, 72, OptimizerConfig())
-    args.vram_budget = 0.4 * whole / 2**30
-    assert automatic_blocks(args, {}, _SILENT) == 3
-    assert automatic_blocks(args, {"minutes": 5}, _SILENT) == 1
-    args.masks = "masks"
-    assert automatic_blocks(args, {}, _SILENT) == 1
+    budget = 0.4 * whole / 2**30
+    assert n_blocks_of(capture, "--vram_budget", budget) == 3
+    assert n_blocks_of(capture, "--vram_budget", budget, "--minutes", 5) == AUTO
+    assert n_blocks_of(capture, "--vram_budget", budget, "--masks", "masks") == AUTO
 
 
 def overview_config(capture, tmp_path, *flags: str):
     """Settings of the overview of a capture in four blocks."""
-    args = ["-s", str(capture), "-r", "multiview", "--blocks", "4", *flags]
-    return overview_options(full_parser(None).parse_args(args), tmp_path).config
+    words = ["-s", capture, "-r", "multiview", "--blocks", 4, *flags]
+    return overview_options(full_flags(*words), tmp_path).config
 
 
 def test_an_overview_visits_each_photograph_and_has_room_for_all_blocks(

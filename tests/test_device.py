@@ -20,12 +20,11 @@ from gaussian_splatting import train as vanilla
 from gaussian_splatting.rasterization import WARP, compute
 from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
 from sugar_pipeline.demo.demo_scene import demo_plan
-from sugar_pipeline.pipeline.pipeline_flags import full_parser, train_parser
-from sugar_pipeline.pipeline.plan import full_plan
+from sugar_pipeline.pipeline.pipeline_flags import train_parser
 from sugar_utils import device as device_module
 from sugar_utils.device import CudaFacts, DeviceChoice, Gpu, choose_device, cuda_facts, upload
 from sugar_utils.errors import UserError
-from tests.support.command_words import parse
+from tests.support.command_words import full_plan, parse
 from tests.support.tiny_scene import run_cli
 
 ADA = Gpu("NVIDIA GeForce RTX 4070", (8, 9))
@@ -180,10 +179,10 @@ def chosen_gpu(monkeypatch) -> DeviceChoice:
 
 def test_all_stages_of_a_pipeline_get_the_same_device(monkeypatch, tmp_path):
     chosen = chosen_gpu(monkeypatch)
-    plan = full_plan(full_parser(None).parse_args(["-s", str(tmp_path), "-r", "density"]))
+    plan = full_plan("-s", tmp_path, "-r", "density")
     for stage in (plan.vanilla, plan.coarse, plan.mesh, plan.refine, plan.texture):
         assert stage.compute.device == chosen.device
-    demo = demo_plan(train_parser(None).parse_args(["--demo", "--gpu", "1"]), tmp_path)
+    demo = demo_plan(train_parser(None).parse_flags(["--demo", "--gpu", "1"]), tmp_path)
     assert demo.vanilla.compute.device == chosen.device
     assert plan.coarse.compute.notes == ("computing on cuda:1",)
     assert "warp" in plan.coarse.compute.rasterizer_reason
@@ -191,9 +190,9 @@ def test_all_stages_of_a_pipeline_get_the_same_device(monkeypatch, tmp_path):
 
 def test_a_device_is_no_part_of_what_identifies_a_run(monkeypatch, tmp_path):
     flags = ["-s", str(tmp_path), "-r", "density", "--device"]
-    here = full_plan(full_parser(None).parse_args([*flags, "cpu"]))
+    here = full_plan(*flags, "cpu")
     chosen_gpu(monkeypatch)
-    there = full_plan(full_parser(None).parse_args([*flags, "cuda"]))
+    there = full_plan(*flags, "cuda")
     for stage in ("vanilla", "coarse"):
         assert getattr(here, stage).identity() == getattr(there, stage).identity()
     job = here.mesh.jobs[0]

@@ -53,7 +53,7 @@ def plain_figures(scene, written, tmp_path_factory) -> dict[str, Any]:
 def figures_of(path: Path, scene: Path, output: Path, *words: object) -> dict[str, Any]:
     """Measure a file and return its figures."""
     flags = ["--exported", path, "-s", scene, "--output_dir", output, *words]
-    options = metrics_options(metrics_parser(None).parse_args([*map(str, flags)]))
+    options = metrics_options(metrics_parser(None).parse_flags([*map(str, flags)]))
     content = json.loads(measure(options, Console.silent()).read_text())
     return content[scene.name][path.name]
 

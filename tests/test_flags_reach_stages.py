@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from sugar_pipeline.pipeline.pipeline_flags import full_parser, train_parser
-from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan, train_plan
-from sugar_utils.flags import automatic_boolean, config_text
-from sugar_utils.settings import given_flags
+from sugar_pipeline.pipeline.plan import PipelinePlan, plan_of
+from sugar_utils.flags import FlagValues, Parser, automatic_boolean, config_text
 
 STAGES = {"v": "vanilla", "c": "coarse", "m": "mesh", "r": "refine", "t": "texture"}
 
@@ -126,8 +125,8 @@ OWN_MEANING = {
 IN_PAPER_ITERATIONS = {"checkpoint_interval": ("vanilla",), "schedule_scale": ("refine",)}
 
 SCRIPTS = {
-    "train.py": (train_parser, train_plan, ["-s", "scene", "-c", "vanilla", "-r", "density"]),
-    "train_full_pipeline.py": (full_parser, full_plan, ["-s", "scene", "-r", "density"]),
+    "train.py": (train_parser, ["-s", "scene", "-c", "vanilla", "-r", "density"]),
+    "train_full_pipeline.py": (full_parser, ["-s", "scene", "-r", "density"]),
 }
 
 
@@ -159,17 +158,17 @@ def declared(name: str) -> str:
 
 
 @functools.cache
-def parser_of(script: str) -> argparse.ArgumentParser:
+def parser_of(script: str) -> Parser:
     return SCRIPTS[script][0](None)
 
 
-def parsed(script: str, *words: str) -> argparse.Namespace:
-    return parser_of(script).parse_args([*SCRIPTS[script][2], *words])
+def parsed(script: str, *words: str) -> FlagValues:
+    return parser_of(script).parse_flags([*SCRIPTS[script][1], *words])
 
 
 @functools.cache
-def plan_of(script: str, *words: str) -> PipelinePlan:
-    return SCRIPTS[script][1](parsed(script, *words))
+def planned(script: str, *words: str) -> PipelinePlan:
+    return plan_of(parsed(script, *words))
 
 
 CASES = [
@@ -185,8 +184,8 @@ def test_a_flag_changes_the_settings_of_the_stages_it_is_for(script, action):
     beside = BESIDE.get(action.dest, [])
     flag = next(flag for flag in action.option_strings if flag.startswith("--"))
     # A box has two corners or none.
-    before = plan_of(script, *([] if action.dest.startswith("bbox") else beside))
-    after = plan_of(script, *beside, flag, *other_value(action).split(" "))
+    before = planned(script, *([] if action.dest.startswith("bbox") else beside))
+    after = planned(script, *beside, flag, *other_value(action).split(" "))
     changed = {
         initial
         for initial, stage in STAGES.items()
@@ -210,7 +209,7 @@ def fields_named(settings: object, name: str) -> Iterator[object]:
 def test_a_stage_that_has_the_field_of_a_flag_holds_its_value(script, action):
     flag = next(flag for flag in action.option_strings if flag.startswith("--"))
     words = [*BESIDE.get(action.dest, []), flag, *other_value(action).split(" ")]
-    plan, value = plan_of(script, *words), getattr(parsed(script, *words), action.dest)
+    plan, value = planned(script, *words), parsed(script, *words)[action.dest]
     for stage in STAGES.values():
         settings = getattr(plan, stage)
         if settings is None or (stage, action.dest) in OWN_MEANING:
@@ -239,15 +238,13 @@ def test_a_file_of_settings_repeats_every_flag(script, tmp_path):
         flag = next(flag for flag in action.option_strings if flag.startswith("--"))
         is_true = action.type is automatic_boolean
         value = [] if action.nargs == 0 else ["True"] if is_true else other_value(action).split(" ")
-        args = parser.parse_args([flag, *value])
-        given = given_flags(args, parser)
-        assert set(given) <= {action.dest}
-        file.write_text(config_text(given, "a run"))
-        again = parser.parse_args(["--config", str(file)])
-        assert vars(again) == vars(args), action.dest
+        flags = parser.parse_flags([flag, *value])
+        assert set(flags.given) <= {action.dest}
+        file.write_text(config_text(flags.given, "a run"))
+        assert parser.parse_flags(["--config", str(file)]) == flags, action.dest
 
 
 def test_an_image_size_that_is_asked_for_is_that_of_all_stages():
-    plan = plan_of("train_full_pipeline.py", "--img_size_limit", "800")
+    plan = planned("train_full_pipeline.py", "--img_size_limit", "800")
     sizes = {stage.size.target(2000, 1500) for stage in (plan.vanilla, plan.coarse, plan.refine)}
     assert sizes == {(800, 600)}

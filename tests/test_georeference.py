@@ -14,7 +14,7 @@ from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import lens_of
-from sugar_capture.gps.gps_tags import gps_of
+from sugar_capture.gps.gps_tags import read_gps
 from sugar_maps.control_points import read_control_points
 from sugar_maps.map_conversion import Conversion, conversion
 from sugar_maps.map_placement import MapFlags, MapPlacement
@@ -449,13 +449,13 @@ def test_a_tangent_plane_agrees_with_pyproj():
 def test_gps_is_read_with_its_signs_and_unset_ones_are_none(tmp_path):
     path = tmp_path / "a.jpg"
     Image.new("RGB", (8, 8)).save(path)
-    assert gps_of(path) is None
+    assert read_gps(path).position is None
     tag_with_gps(path, -70.5, -12.25, -3.5)
-    position = gps_of(path)
+    position = read_gps(path).position
     assert position is not None
     np.testing.assert_allclose(position, (-70.5, -12.25, -3.5), atol=1e-8)
     tag_with_gps(path, 0.0, 0.0, 10.0)
-    assert gps_of(path) is None
+    assert read_gps(path).position is None
 
 
 def refusal(capture: Capture, *gcp: Path, **flags) -> str:
@@ -566,7 +566,7 @@ def test_photographs_without_gps_are_refused(tmp_path):
     assert "0 photographs have GPS" in refusal(capture_in(tmp_path))
     capture, _ = gps_scene(tmp_path, n=12)
     for camera in capture.calibrated_cameras[2:]:
-        tag = gps_of(camera.image_file)
+        tag = read_gps(camera.image_file).position
         Image.new("RGB", (16, 12)).save(camera.image_file)
         tag_with_gps(camera.image_file, tag.longitude, tag.latitude, None)
     message = refusal(capture)

@@ -158,7 +158,7 @@ def read_refined(folder: Path) -> None:
 
 def make_demo(folder: Path) -> None:
     words = ["--demo", "--output_dir", str(folder), "--device", "cpu"]
-    run_demo(train_parser(None).parse_args(words))
+    run_demo(train_parser(None).parse_flags(words))
 
 
 @pytest.mark.parametrize(

@@ -365,14 +365,14 @@ def test_points_on_the_faces_of_a_box_are_outside():
 def test_the_command_line_fills_every_option(tmp_path):
     words = "-s scene -c vanilla -m a/b.pt -l 0.4 -d 1_000 --tsdf_depth plane"
     words += " --bboxmin -1,-2,-3 -B (1,2,3)"
-    made = mesh_options(parser_of(None, MeshOptions).parse_args(words.split()))
+    made = mesh_options(parser_of(None, MeshOptions).parse_flags(words.split()))
     assert made.surface_levels == (0.4,)
     assert made.decimation_targets == (1_000,)
     assert made.bboxmin == (-1, -2, -3)
     assert made.center_bbox is None
     assert made.tsdf.tsdf_depth == "plane"
     default = mesh_options(
-        parser_of(None, MeshOptions).parse_args(["-s", "s", "-c", "c", "--device", "cpu"])
+        parser_of(None, MeshOptions).parse_flags(["-s", "s", "-c", "c", "--device", "cpu"])
     )
     assert default == MeshOptions(scene_path=Path("s"), checkpoint_path=Path("c"))
 
@@ -380,9 +380,9 @@ def test_the_command_line_fills_every_option(tmp_path):
 @pytest.mark.parametrize("flag", ["--use_marching_cubes", "--use_centers_to_extract_mesh"])
 def test_ablations_of_the_original_are_refused_in_one_line(flag):
     parser, words = parser_of(None, MeshOptions), ["-s", "s", "-c", "c", flag]
-    assert mesh_options(parser.parse_args([*words, "False"]))
+    assert mesh_options(parser.parse_flags([*words, "False"]))
     with pytest.raises(UserError, match=f"{flag}: .* --mesh_extractor tsdf"):
-        mesh_options(parser.parse_args([*words, "True"]))
+        mesh_options(parser.parse_flags([*words, "True"]))
 
 
 def test_the_entry_point_reports_errors_in_one_line(tmp_path, monkeypatch, capsys):

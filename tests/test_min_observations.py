@@ -21,10 +21,9 @@ from gaussian_splatting.data.observations import (
 from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
 from gaussian_splatting.scenes.scene import load_scene, load_scene_for_checkpoint
 from sugar_pipeline.pipeline.input_checks import check_places
-from sugar_pipeline.pipeline.pipeline_flags import full_parser
-from sugar_pipeline.pipeline.plan import full_plan
 from sugar_trainers.capture import SugarSize
 from sugar_utils.errors import UserError
+from tests.support.command_words import full_plan
 from tests.support.tiny_scene import make_tiny_checkpoint, make_tiny_scene
 
 N_POINTS = 90
@@ -160,10 +159,10 @@ def test_with_a_checkpoint_they_are_left_out_where_it_poses_them_alike(tmp_path)
 @pytest.mark.parametrize("names", [("view_01.png", "view_03.png"), ("view_05.png", "view_06.png")])
 def test_a_scale_by_a_photograph_that_is_left_out_is_refused_before_training(scene, names):
     words = ["-s", scene, "-r", "density", "--known_distance", *names, 2]
-    plan = full_plan(full_parser(None).parse_args(list(map(str, words))))
+    plan = full_plan(*words)
     with pytest.raises(
         UserError, match="--known_distance view_0[35].png: neither a registered photograph"
     ):
         check_places(plan)
-    kept = full_plan(full_parser(None).parse_args([*map(str, words), "--min_observations", "0"]))
+    kept = full_plan(*words, "--min_observations", 0)
     check_places(kept)

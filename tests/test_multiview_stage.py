@@ -24,8 +24,6 @@ from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.rasterization import WARP
 from gaussian_splatting.rasterization.backends import GsplatRasterizer
-from sugar_pipeline.pipeline.pipeline_flags import train_parser
-from sugar_pipeline.pipeline.plan import train_plan
 from sugar_pipeline.quality.model_metrics import metrics_options, metrics_parser
 from sugar_scene.mesh_bound import bind_to_mesh
 from sugar_scene.plane_kernels import LARGE_MISMATCH, UNCOUNTED
@@ -46,6 +44,7 @@ from sugar_trainers.view_comparison import (
     spread_pixels,
 )
 from tests.support.command_line import as_flags
+from tests.support.command_words import train_plan
 from tests.support.mesh_scenes import icosahedron
 from tests.support.rasterizer_doubles import FakeGsplat
 from tests.support.tiny_scene import (
@@ -202,8 +201,8 @@ def test_large_mismatches_fade_little_by_little(scene):
 
 def test_short_schedules_measure_the_views_seldom():
     def tests_of(*words: str) -> tuple[int, ...]:
-        args = train_parser(None).parse_args(["-s", "scene", "-c", "checkpoint", *words])
-        return train_plan(args).coarse.loop.test_iterations
+        plan = train_plan("-s", "scene", "-c", "checkpoint", *words)
+        return plan.coarse.loop.test_iterations
 
     assert tests_of("-r", "sdf") == (7_000, 8_000, 9_000, 10_000, 12_000, 15_000)
     assert tests_of("-r", "sdf", "--schedule_scale", "0.1") == (1_000, 1_500)
@@ -534,20 +533,20 @@ def test_the_pipeline_takes_the_mode(scene, checkpoint, tmp_path):
 
 def test_the_multi_view_mode_has_names_of_its_own(tmp_path):
     words = ["--scene_config", '{"a/scene": "vanilla"}', "-r", "multiview"]
-    options = metrics_options(metrics_parser(None).parse_args(words))
+    options = metrics_options(metrics_parser(None).parse_flags(words))
     assert options.variant == "tsdf"
     assert options.result_path.name == "results_multiview_tsdf.json"
     name = options.refined_name
     assert name.startswith("sugarfine_3Dgs7000_multiview_tsdf_decim1000000")
     poisson = metrics_options(
-        metrics_parser(None).parse_args([*words, "--mesh_extractor", "poisson"])
+        metrics_parser(None).parse_flags([*words, "--mesh_extractor", "poisson"])
     )
     assert poisson.variant == ""
 
 
 def test_flags_of_other_modes_are_named(scene, checkpoint, tmp_path):
     words = ["-s", str(scene.root), "-c", str(checkpoint), "-r", "multiview"]
-    args = train_parser(None).parse_args([*words, "--sdf_samples", "5"])
-    assert "--sdf_samples: no effect with multiview" in train_plan(args).messages
-    plain = train_plan(train_parser(None).parse_args(words))
+    plan = train_plan(*words, "--sdf_samples", 5)
+    assert "--sdf_samples: no effect with multiview" in plan.messages
+    plain = train_plan(*words)
     assert not any("no effect" in line for line in (*plain.messages, *plain.coarse.messages))

@@ -173,6 +173,6 @@ def test_from_panoramas_to_a_textured_mesh_in_one_command(tmp_path):
         *("--photographer", TRIPOD + 1, "--mask_mode", "ignore", "--max_features", FEATURES),
         *(*SHORT_PIPELINE, "--vanilla_iterations", 60_000, "--background_mesh", True),
     ]
-    result = run_full(full_parser(None).parse_args(list(map(str, words))))
+    result = run_full(full_parser(None).parse_flags(list(map(str, words))))
     assert "36 of 36" in result.report.read_text(encoding="utf-8")
     assert result.mesh.is_file()

@@ -28,12 +28,14 @@ from gaussian_splatting.scenes.reference_layout import write_cfg_args
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_pipeline import commands
 from sugar_pipeline.demo.demo_scene import demo_plan
-from sugar_pipeline.pipeline.pipeline_flags import full_parser, train_parser
-from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan, mode_of, train_plan, with_mode
+from sugar_pipeline.pipeline.pipeline_flags import train_parser
+from sugar_pipeline.pipeline.plan import PipelinePlan, mode_of
 from sugar_pipeline.quality.model_metrics import metrics_options, metrics_parser, read_scene_config
+from sugar_pipeline.timing.one_run import checked_plan
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from tests.support.command_line import as_flags
+from tests.support.command_words import full_flags, full_plan, train_plan
 from tests.support.repository import ROOT
 from tests.support.tiny_scene import (
     SHORT_PIPELINE,
@@ -55,14 +57,14 @@ FINE = (
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
 
-def plan_of(*words: object) -> PipelinePlan:
+def planned(*words: object) -> PipelinePlan:
     start = ["-s", "scans/cup", "-c", "vanilla", "-r", "density"]
-    return train_plan(train_parser(None).parse_args([*start, *map(str, words)]))
+    return train_plan(*start, *words)
 
 
-def full_plan_of(*words: object) -> PipelinePlan:
+def full_planned(*words: object) -> PipelinePlan:
     start = ["-s", "scans/cup", "-r", "density"]
-    return full_plan(full_parser(None).parse_args([*start, *map(str, words)]))
+    return full_plan(*start, *words)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,7 @@ def state_of(root: Path) -> dict[str, int]:
     ],
 )
 def test_presets_win_over_single_flags(words, triangles, per_triangle, iterations):
-    plan = plan_of(*words.split())
+    plan = planned(*words.split())
     assert plan.mesh.decimation_targets == (triangles,)
     assert plan.refine.config.gaussians_per_triangle == per_triangle
     assert plan.refine.config.refinement_iterations == iterations
@@ -110,11 +112,11 @@ def test_presets_win_over_single_flags(words, triangles, per_triangle, iteration
 
 def test_an_unknown_refinement_time_is_refused():
     with pytest.raises(UserError, match="--refinement_time fast is unknown"):
-        plan_of("--refinement_time", "fast")
+        planned("--refinement_time", "fast")
 
 
 def test_files_have_the_names_of_the_original():
-    plan = plan_of()
+    plan = planned()
     root = Path("output")
     mesh = "3Dgs7000_densityestim02_sdfnorm02_level03_decim1000000"
     fine = f"sugarfine_{mesh}_normalconsistency01_gaussperface1"
@@ -126,7 +128,7 @@ def test_files_have_the_names_of_the_original():
 
 
 def test_every_stage_sees_the_same_input():
-    plan = plan_of("--eval", "False", "--resolution_factor", "3", "--images", "photos", "-i", "30")
+    plan = planned("--eval", "False", "--resolution_factor", "3", "--images", "photos", "-i", "30")
     for stage in (plan.coarse, plan.mesh, plan.refine, plan.texture):
         assert not stage.eval
         assert stage.size.resolution_factor == 3
@@ -146,7 +148,7 @@ def test_every_stage_sees_the_same_input():
     ],
 )
 def test_stages_can_be_left_out(words, stages):
-    assert len(plan_of(*words.split()).stages) == stages
+    assert len(planned(*words.split()).stages) == stages
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -164,12 +166,12 @@ def test_a_scale_by_a_photograph_that_is_not_there_is_refused_first(full, inputs
 def test_an_atlas_whose_library_is_missing_is_refused_first(monkeypatch):
     monkeypatch.setitem(sys.modules, "xatlas", None)
     with pytest.raises(UserError, match="needs the package xatlas"):
-        plan_of("--texture_atlas", "xatlas")
-    plan_of("--texture_atlas", "xatlas", "--stop_after", "mesh")
+        planned("--texture_atlas", "xatlas")
+    planned("--texture_atlas", "xatlas", "--stop_after", "mesh")
 
 
 def test_flags_of_stages_that_do_not_run_are_announced():
-    plan = plan_of("--stop_after", "mesh", "-g", "6", "--square_size", "9", "-l", "0.2")
+    plan = planned("--stop_after", "mesh", "-g", "6", "--square_size", "9", "-l", "0.2")
     assert "--gaussians_per_triangle: no effect, the refine stage does not run" in plan.messages
     assert "--square_size: no effect, the texture stage does not run" in plan.messages
     assert len(plan.messages) == 2
@@ -177,14 +179,14 @@ def test_flags_of_stages_that_do_not_run_are_announced():
 
 def test_a_checkpoint_given_by_path_goes_to_the_stage_that_made_it(tmp_path):
     fine, coarse = (tmp_path / name / "9.pt" for name in (FINE, COARSE))
-    plan = plan_of("--resume", fine)
+    plan = planned("--resume", fine)
     assert (plan.coarse.run.resume, plan.refine.run.resume) == ("auto", str(fine))
-    plan = plan_of("--resume", coarse)
+    plan = planned("--resume", coarse)
     assert (plan.coarse.run.resume, plan.refine.run.resume) == (str(coarse), "auto")
 
 
 def test_the_full_pipeline_trains_vanilla_on_the_views_that_are_not_held_out():
-    plan = full_plan_of("--schedule_scale", "0.1", "--resolution_factor", "2")
+    plan = full_planned("--schedule_scale", "0.1", "--resolution_factor", "2")
     assert plan.vanilla.eval
     assert plan.vanilla.config.iterations == 700
     assert plan.vanilla.size.resolution_factor == 2
@@ -192,16 +194,16 @@ def test_the_full_pipeline_trains_vanilla_on_the_views_that_are_not_held_out():
     assert plan.vanilla.config.densification.opacity_reset_interval > 700
     assert plan.vanilla.model_path == plan.coarse.checkpoint_path
     assert plan.coarse.iteration_to_load == 700
-    assert not full_plan_of("--eval", "False").vanilla.eval
+    assert not full_planned("--eval", "False").vanilla.eval
 
 
 def test_the_full_pipeline_starts_from_a_given_checkpoint():
-    plan = full_plan_of("--gs_output_dir", "mine/", "--max_gaussians", "10")
+    plan = full_planned("--gs_output_dir", "mine/", "--max_gaussians", "10")
     assert plan.vanilla is None
     assert plan.coarse.checkpoint_path == Path("mine")
     assert plan.coarse.iteration_to_load == 7_000
     assert any("--max_gaussians: no effect" in message for message in plan.messages)
-    assert full_plan_of("--gs_output_dir", "None").vanilla is not None
+    assert full_planned("--gs_output_dir", "None").vanilla is not None
 
 
 def test_a_whole_run_writes_all_results(run):
@@ -379,10 +381,10 @@ def test_metrics_of_a_model_that_saw_the_held_out_views_say_so(inputs, run, tmp_
 @pytest.mark.parametrize("extractor", ["poisson", "tsdf", "tetrahedra"])
 def test_metrics_find_what_the_pipeline_writes(extractor, tmp_path):
     way = ("--mesh_extractor", extractor, "--output_dir", tmp_path)
-    plan = plan_of(*way)
+    plan = planned(*way)
     config = json.dumps({"scans/cup": "vanilla"})
     words = ("--scene_config", config, "-r", "density", *way)
-    options = metrics_options(metrics_parser(None).parse_args([*map(str, words)]))
+    options = metrics_options(metrics_parser(None).parse_flags([*map(str, words)]))
     assert options.refined_name == plan.refine.name
     assert options.result_path.stem.endswith(f"_{extractor}") == (extractor != "poisson")
 
@@ -390,7 +392,7 @@ def test_metrics_find_what_the_pipeline_writes(extractor, tmp_path):
 def test_a_mesh_was_made_in_one_way():
     words = ["--scene_config", '{"a": "b"}', "-r", "sdf", "--mesh_extractor", "tsdf"]
     for other in ("--use_poisson_center", "--use_marching_cubes"):
-        args = metrics_parser(None).parse_args([*words, other, "True"])
+        args = metrics_parser(None).parse_flags([*words, other, "True"])
         with pytest.raises(UserError, match="--mesh_extractor tsdf excludes"):
             metrics_options(args)
 
@@ -406,7 +408,7 @@ def test_metrics_name_the_model_that_is_missing(inputs, tmp_path, capsys):
 def test_metrics_name_the_model_that_is_no_refined_one(inputs, tmp_path, capsys):
     config = json.dumps({str(inputs[1]): str(inputs[3])})
     words = ["--scene_config", config, "-r", "density", "--output_dir", tmp_path]
-    options = metrics_options(metrics_parser(None).parse_args([*map(str, words)]))
+    options = metrics_options(metrics_parser(None).parse_flags([*map(str, words)]))
     folder = tmp_path / "refined" / inputs[1].name / options.refined_name
     path = folder / "15000.pt"
     folder.mkdir(parents=True)
@@ -440,14 +442,14 @@ def test_the_demo_says_which_flags_it_ignores(tmp_path, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(commands, "run_demo", seen.append)
     assert run_cli(train.main, "--demo", "--output_dir", tmp_path, "-g", 6) == 0
-    assert seen[0].output_dir == tmp_path
+    assert seen[0]["output_dir"] == tmp_path
     assert "--gaussians_per_triangle: no effect with --demo" in capsys.readouterr().out
     assert run_cli(train.main, "--demo") == 0
     assert "no effect" not in capsys.readouterr().out
 
 
 def test_the_demo_runs_all_stages_on_short_schedules(tmp_path):
-    args = train_parser(None).parse_args(["--demo", "--output_dir", str(tmp_path)])
+    args = train_parser(None).parse_flags(["--demo", "--output_dir", str(tmp_path)])
     plan = demo_plan(args, tmp_path / "demo_scene")
     assert len(plan.stages) == 5
     assert plan.coarse.iteration_to_load == plan.vanilla.config.iterations == 850
@@ -483,13 +485,14 @@ def test_the_mode_follows_from_the_overlap_of_the_views(observed, n_views, far, 
 
 
 def test_a_mode_that_is_given_wins():
-    args = full_parser(None).parse_args(["-s", "nowhere", "-r", "sdf"])
-    assert with_mode(args, Console.silent()) is args
+    plan = checked_plan(full_flags("-s", "nowhere", "-r", "sdf"), Console.silent())
+    assert plan.coarse.config.regularization_type == "sdf"
 
 
 def test_the_chosen_mode_is_named(observed, capsys):
-    args = full_parser(None).parse_args(["-s", str(observed)])
-    assert with_mode(args, Console()).regularization_type == "multiview"
+    plan = checked_plan(full_flags("-s", observed), Console())
+    assert plan.flags["regularization_type"] == plan.coarse.config.regularization_type
+    assert plan.coarse.config.regularization_type == "multiview"
     assert "--regularization_type multiview: 21 of 21 training views" in capsys.readouterr().out
 
 
@@ -502,8 +505,9 @@ def test_cameras_are_found_before_the_mode_is_chosen(observed, tmp_path, monkeyp
         shutil.copytree(observed, options.source_path)
 
     monkeypatch.setattr("sugar_capture.conversion.convert_run.convert", find_cameras)
-    args = full_parser(None).parse_args(["-s", str(photographs)])
-    assert with_mode(args, Console()).regularization_type == "multiview"
+    plan = checked_plan(full_flags("-s", photographs), Console())
+    assert plan.coarse.config.regularization_type == "multiview"
+    assert plan.convert is None
 
 
 def test_a_folder_without_a_scene_is_one_line_without_a_mode(tmp_path, capsys):

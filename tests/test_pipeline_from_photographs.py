@@ -12,18 +12,18 @@ from PIL import Image, ImageFilter
 
 from sugar_capture.conversion.convert_run import unregistered_photographs
 from sugar_pipeline.commands import run_full
-from sugar_pipeline.pipeline.pipeline_flags import full_parser
+from sugar_pipeline.pipeline.conclusion import print_result
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline.pipeline_run import print_result
-from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
+from sugar_pipeline.pipeline.plan import PipelinePlan
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
+from tests.support.command_words import full_flags, full_plan
 from tests.support.photographed_room import WIDTH, write_photographs
 from tests.support.tiny_scene import SHORT_PIPELINE
 
 
-def plan_of(*words: object) -> PipelinePlan:
-    return full_plan(full_parser(None).parse_args([*map(str, words), "-r", "density"]))
+def planned(*words: object) -> PipelinePlan:
+    return full_plan(*words, "-r", "density")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def room(tmp_path) -> Path:
 
 
 def test_cameras_are_found_where_there_are_none(room):
-    plan = plan_of(
+    plan = planned(
         "-s", room, "--matcher", "similar", "--frames", 7, "--masks", "none", "--cameras", "a.xml"
     )
     assert plan.convert.source_path == room
@@ -47,7 +47,7 @@ def test_cameras_are_found_where_there_are_none(room):
 
 def test_a_video_gives_its_name_to_the_scene(tmp_path):
     (tmp_path / "walk.mov").write_bytes(b"")
-    plan = plan_of("-s", tmp_path / "walk.mov")
+    plan = planned("-s", tmp_path / "walk.mov")
     assert plan.convert.source_path == tmp_path / "walk.mov"
     assert plan.vanilla.source_path == tmp_path / "walk"
     assert plan.vanilla.model_path.name == "walk"
@@ -55,8 +55,8 @@ def test_a_video_gives_its_name_to_the_scene(tmp_path):
 
 def test_cameras_that_are_there_are_taken(room):
     (room / "transforms.json").write_text("{}")
-    assert plan_of("-s", room).convert is None
-    assert plan_of("-s", room / "nothing").convert is None
+    assert planned("-s", room).convert is None
+    assert planned("-s", room / "nothing").convert is None
 
 
 def test_several_processes_are_asked_to_let_one_find_the_cameras(room, monkeypatch):
@@ -69,16 +69,16 @@ def test_several_processes_are_asked_to_let_one_find_the_cameras(room, monkeypat
     }.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UserError, match="let one process find them first"):
-        plan_of("-s", room)
+        planned("-s", room)
 
 
 def test_a_scale_by_a_photograph_that_is_not_there_is_refused_before_the_cameras(room):
     words = ("-s", room, "--known_distance", "IMG 1.png", "IMG 9.png", 2, "-r", "density")
-    args = full_parser(None).parse_args(list(map(str, words)))
+    flags = full_flags(*words)
     with pytest.raises(
         UserError, match="--known_distance IMG 9.png: neither a registered photograph"
     ):
-        run_full(args)
+        run_full(flags)
     assert sorted(path.name for path in room.iterdir()) == ["images"]
 
 
@@ -97,9 +97,9 @@ def test_a_scale_by_a_photograph_that_is_not_there_is_refused_before_the_cameras
 )
 @pytest.mark.parametrize("mode", [[], ["-r", "density"]])
 def test_flags_of_later_stages_are_refused_before_the_cameras(room, words, message, mode):
-    args = full_parser(None).parse_args(["-s", str(room), *words, *mode])
+    flags = full_flags("-s", room, *words, *mode)
     with pytest.raises(UserError, match=message):
-        run_full(args)
+        run_full(flags)
     assert sorted(path.name for path in room.iterdir()) == ["images"]
 
 
@@ -115,7 +115,7 @@ def test_a_scale_by_a_photograph_that_got_no_place_is_refused_before_training(tm
         *("--known_distance", "IMG 1.png", "IMG 7.png", 2, "-r", "density"),
     ]
     with pytest.raises(UserError, match="IMG 7.png: neither a registered photograph"):
-        run_full(full_parser(None).parse_args(list(map(str, words))))
+        run_full(full_flags(*words))
     assert (root / "sparse" / "0").is_dir()
     assert not output.exists()
 
@@ -128,19 +128,19 @@ def test_from_photographs_to_gaussians_on_a_surface_in_one_command(tmp_path, cap
         *("--extraction_size", WIDTH, "--max_features", 1000),
         *(*SHORT_PIPELINE, "--vanilla_iterations", 60_000),
     ]
-    args = full_parser(None).parse_args(list(map(str, words)))
-    result = run_full(args)
+    flags = full_flags(*words)
+    result = run_full(flags)
     assert [record.name for record in result.records][:2] == ["camera positions", "vanilla 3DGS"]
     assert "stage 1 of 3: camera positions" in capsys.readouterr().out
     page = result.report.read_text(encoding="utf-8")
     assert "7 of 7" in page
     # The same command has nothing left to do.
-    again = run_full(args)
+    again = run_full(flags)
     assert [record.name for record in again.records][0] == "vanilla 3DGS"
     # With another photograph it has.
     room = tmp_path / "room"
     shutil.copy(room / "input" / "IMG 7.png", room / "input" / "IMG 8.png")
-    assert plan_of("-s", room).convert is not None
+    assert planned("-s", room).convert is not None
 
 
 def test_the_end_of_a_run_names_the_photographs_without_a_pose(tmp_path, capsys):

@@ -15,13 +15,13 @@ import torch
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.reporting.run_logger import RunLogger
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
+from sugar_pipeline.pipeline.conclusion import TITLE, _is_current
 from sugar_pipeline.pipeline.pipeline_report import (
     ReportContent,
     compare_with_photographs,
     write_report,
 )
 from sugar_pipeline.pipeline.pipeline_result import StageRecord
-from sugar_pipeline.pipeline.pipeline_run import TITLE, _is_current
 from sugar_pipeline.quality.mesh_quality import MeshQuality
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from tests.support.mesh_scenes import icosahedron

@@ -110,9 +110,9 @@ def test_minutes_give_poses_their_share(tmp_path):
     folder.mkdir(parents=True)
     Image.new("RGB", (8, 6)).save(folder / "0.jpg")
     flags = ["-s", str(tmp_path / "scan"), "-r", "multiview"]
-    options = convert_options(full_parser(None).parse_args([*flags, "--minutes", "10"]))
+    options = convert_options(full_parser(None).parse_flags([*flags, "--minutes", "10"]))
     assert options is not None
     assert options.time_limit == PoseTimeLimit(600 * POSE_SHARE, 600 * MOST_POSE_SHARE, 600)
-    unlimited = convert_options(full_parser(None).parse_args(flags))
+    unlimited = convert_options(full_parser(None).parse_flags(flags))
     assert unlimited is not None
     assert unlimited.time_limit is None

@@ -97,7 +97,7 @@ def launched(monkeypatch):
 
 
 def vanilla_args(*words: str):
-    return vanilla_parser(None).parse_args(["-s", "scene", "-m", "out", *words])
+    return vanilla_parser(None).parse_flags(["-s", "scene", "-m", "out", *words])
 
 
 @dataclass

@@ -204,7 +204,7 @@ def test_what_cannot_be_shown_is_one_line(inputs, tmp_path, capsys):
     cases = [
         ((empty, "--show", "normal"), tmp_path / "a.mp4", "has no triangles to show"),
         ((tmp_path / "gone.ply",), tmp_path / "a.mp4", "no such file"),
-        ((tmp_path / "note.txt",), tmp_path / "a.mp4", "cannot be shown"),
+        ((tmp_path / "note.txt",), tmp_path / "a.mp4", "neither Gaussians nor a mesh"),
         ((inputs["ply"], "--show", "clay"), tmp_path / "a.mp4", "has no mesh"),
         ((inputs["ply"],), tmp_path / "note.txt", "is a file"),
         ((inputs["ply"],), tmp_path / "a.avi", "neither NAME.mp4 nor a folder"),

@@ -5,7 +5,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -203,5 +202,4 @@ def test_a_folder_without_what_the_format_needs_is_one_line(made, tmp_path, caps
     ],
 )
 def test_the_folder_is_no_other_one(scene, folder):
-    args = SimpleNamespace(scene_path=Path(scene), output_dir=Path("output"))
-    assert result_folder(args) == Path(folder)
+    assert result_folder(Path(scene), Path("output")) == Path(folder)

@@ -96,7 +96,7 @@ def test_the_log_begins_with_the_first_stage(finished):
     ("step", "warning"),
     [
         ("_measure", "the mesh is not measured: no"),
-        ("_PipelineRun._report_content", "no report: no"),
+        ("Conclusion._report_content", "no report: no"),
     ],
 )
 def test_what_fails_at_the_end_costs_no_folder_of_results(
@@ -105,7 +105,7 @@ def test_what_fails_at_the_end_costs_no_folder_of_results(
     def refuse(*arguments):
         raise UserError("no")
 
-    monkeypatch.setattr(f"sugar_pipeline.pipeline.pipeline_run.{step}", refuse)
+    monkeypatch.setattr(f"sugar_pipeline.pipeline.conclusion.{step}", refuse)
     shutil.rmtree(output / "scan")
     assert warning in repeated(inputs, output, capsys)
     names = {path.name for path in (output / "scan").iterdir()}
@@ -140,9 +140,8 @@ def test_a_folder_of_results_that_fails_ends_in_an_error_and_leaves_the_rest(
 
 
 def test_the_result_of_the_function_names_the_files_in_one_line(inputs, output, capsys):
-    options = train_parser(None).parse_args([str(word) for word in inputs])
-    options.output_dir = output
-    result = run_train(options)
+    flags = train_parser(None).parse_flags([str(word) for word in inputs])
+    result = run_train(flags.replaced(output_dir=output))
     assert result.folder == output / "scan"
     names = {path.name for path in result.files}
     here = {path.name for path in (output / "scan").iterdir()}

@@ -11,12 +11,13 @@ from scipy.special import ndtri
 from gaussian_splatting.core.random import derive_seed
 from gaussian_splatting.engine.component import ViewResult
 from gaussian_splatting.engine.training_views import TrainingView
-from sugar_scene.geometry import SampleRule, draw_counted_samples, draw_samples, halves_of
+from sugar_scene.geometry import SampleRule, draw_counted_samples, halves_of
 from sugar_trainers import sampling
 from sugar_trainers.sampling import CandidatePrediction, SampleDraws
 from sugar_trainers.stage_config import CoarseConfig
 from sugar_utils.flags import AUTO
 from tests.support.random_scenes import look_at
+from tests.support.samples import draw_samples
 
 
 def test_only_masked_gaussians_are_drawn_and_they_come_sorted():
@@ -104,14 +105,6 @@ def test_empty_mask_draws_nothing():
     indices, noise = draw_samples(torch.zeros(9, dtype=torch.bool), 100, derive_seed(0))
     assert indices.shape == (0,)
     assert noise.shape == (0, 3)
-
-
-def test_a_known_number_of_candidates_changes_no_draw():
-    mask = torch.arange(500) % 7 == 3
-    expected = draw_samples(mask, 300, derive_seed(4))
-    found = draw_samples(mask, 300, derive_seed(4), int(mask.sum()))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert bool(mask[found[0]].all())
 
 
 def drawn_on_device(mask, rule, capacity, seed=4):

@@ -226,11 +226,12 @@ def test_words_before_the_first_flag_are_scenes(tmp_path):
 def test_programs_get_the_folder_of_a_zip_file(tmp_path):
     archive = write_zip(tmp_path / "scan.zip", FILES)
     words = ["-s", str(archive), "-m", str(tmp_path / "out")]
-    args = PROGRAMS["gaussian_splatting/train.py"].make_parser(None).parse_args(words)
-    assert with_scene_folders(args).source_path == tmp_path / "scan"
-    args = PROGRAMS["train_full_pipeline.py"].make_parser(None).parse_args(["-s", str(archive)])
-    found = with_scene_folders(args)
-    assert (found.scene_path, found.all_scene_path) == (tmp_path / "scan", [tmp_path / "scan"])
+    flags = PROGRAMS["gaussian_splatting/train.py"].make_parser(None).parse_flags(words)
+    assert with_scene_folders(flags)["source_path"] == tmp_path / "scan"
+    flags = PROGRAMS["train_full_pipeline.py"].make_parser(None).parse_flags(["-s", str(archive)])
+    found = with_scene_folders(flags)
+    assert found["scene_path"] == tmp_path / "scan"
+    assert found["all_scene_path"] == [tmp_path / "scan"]
 
 
 def test_of_several_scenes_each_zip_file_is_unpacked_in_its_turn(tmp_path, monkeypatch):
@@ -238,15 +239,15 @@ def test_of_several_scenes_each_zip_file_is_unpacked_in_its_turn(tmp_path, monke
     paths.insert(1, tmp_path / "broken.zip")
     paths[1].write_bytes(b"nothing")
     parser = PROGRAMS["train_full_pipeline.py"].make_parser(None)
-    args = with_scene_folders(parser.parse_args([str(path) for path in paths]))
-    assert args.all_scene_path == paths
+    flags = with_scene_folders(parser.parse_flags([str(path) for path in paths]))
+    assert flags["all_scene_path"] == paths
     scenes = []
 
-    def run_scene(args, console):
-        scenes.append(args.scene_path)
+    def run_scene(flags, console):
+        scenes.append(flags["scene_path"])
         raise UserError("far enough")
 
     monkeypatch.setattr("sugar_pipeline.commands.run_scene", run_scene)
     with pytest.raises(UserError, match="3 of 3 scenes failed"):
-        _run_each(args, paths, Console.silent())
+        _run_each(flags, paths, Console.silent())
     assert scenes == [tmp_path / "cup", tmp_path / "jar"]

@@ -362,7 +362,7 @@ def test_wrong_flags_are_one_line(inputs, tmp_path, capsys):
 
 def test_flags_have_the_defaults_of_the_original(inputs):
     _, shared, model = inputs
-    args = texture_parser(None).parse_args([str(w) for w in (*shared, "-m", model, "-g", 1)])
+    args = texture_parser(None).parse_flags([str(w) for w in (*shared, "-m", model, "-g", 1)])
     options = from_args(TextureOptions, args)
     assert options.square_size == 10
     assert options.n_gaussians_per_surface_triangle is None

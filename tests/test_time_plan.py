@@ -12,14 +12,13 @@ import pytest
 import train
 from sugar_pipeline import commands
 from sugar_pipeline.demo import demo_scene
-from sugar_pipeline.pipeline.pipeline_flags import full_parser
-from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
+from sugar_pipeline.pipeline.plan import PipelinePlan, plan_of
 from sugar_pipeline.timing import lengths, one_run, stage_costs, time_plan
 from sugar_pipeline.timing.stage_speed import Speed
 from sugar_pipeline.timing.time_plan import ExpectedTimes, TimePlan
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
-from sugar_utils.settings import given_flags, with_flags
+from tests.support.command_words import full_flags, full_plan
 from tests.support.tiny_scene import (
     SHORT_PIPELINE,
     make_tiny_checkpoint,
@@ -91,10 +90,9 @@ class Machine:
 
 
 def planned(tmp_path, *words: object, minutes: float = 15) -> tuple[TimePlan, PipelinePlan]:
-    parser = full_parser(None)
     start = ["-s", "scans/cup", "-r", "multiview", "--minutes", minutes, "--output_dir", tmp_path]
-    args = parser.parse_args(list(map(str, [*start, *words])))
-    return TimePlan(args, full_plan, given_flags(args, parser), Console.silent()), full_plan(args)
+    plan = full_plan(*start, *words)
+    return TimePlan(plan, Console.silent()), plan
 
 
 @pytest.mark.parametrize("n_meshes", [1, 2])
@@ -218,8 +216,7 @@ def test_minutes_that_cannot_be_planned_are_refused_first(flags, said, tmp_path,
 
 def test_without_minutes_the_expected_ones_are_told_once(tmp_path, monkeypatch, capsys):
     Machine(monkeypatch)
-    words = ["-s", "scans/cup", "-r", "multiview", "--output_dir", str(tmp_path)]
-    plan = full_plan(full_parser(None).parse_args(words))
+    plan = full_plan("-s", "scans/cup", "-r", "multiview", "--output_dir", tmp_path)
     times = ExpectedTimes(Console())
     for stage in ("vanilla", "coarse", "mesh", "refine", "texture"):
         assert times(stage, plan, None) is plan
@@ -234,7 +231,7 @@ def test_the_demo_can_be_planned(tmp_path, monkeypatch):
     monkeypatch.setattr(one_run, "run_stages", lambda *parts: seen.append(parts[0]))
     monkeypatch.setattr(demo_scene, "make_demo_scene", lambda *_, **__: None)
     assert run_cli(train.main, "--demo", "--minutes", 2, "--output_dir", tmp_path) == 0
-    assert seen[0].given["minutes"] == 2
+    assert seen[0].flags["minutes"] == 2
     assert seen[0].coarse.scene_path == tmp_path / "demo_scene"
 
 
@@ -247,7 +244,6 @@ def test_the_doctor_says_what_would_be_chosen(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def run_with_minutes(tmp_path, monkeypatch, *words: object) -> list[str]:
     """The steps of a run from photographs, in order, up to its plan of time."""
     done: list[str] = []
@@ -255,11 +251,11 @@ def run_with_minutes(tmp_path, monkeypatch, *words: object) -> list[str]:
     class Planned(Exception):
         pass
 
-    def with_mode(args, console):
+    def with_mode(plan, console):
         done.append("cameras")
-        return with_flags(args, regularization_type="multiview")
+        return plan_of(plan.flags.replaced(regularization_type="multiview"))
 
-    def plan_time(args, make, given, console, start):
+    def plan_time(plan, console, start):
         done.append("plan")
         done.append(f"began {time_plan.time.monotonic() - start:.0f} s before")
         raise Planned
@@ -267,9 +263,9 @@ def run_with_minutes(tmp_path, monkeypatch, *words: object) -> list[str]:
     monkeypatch.setattr(one_run, "with_mode", with_mode)
     monkeypatch.setattr(one_run, "TimePlan", plan_time)
     scene = make_tiny_scene(tmp_path / "scene")
-    args = full_parser(None).parse_args(["-s", str(scene.root), "--minutes", "9", *map(str, words)])
+    flags = full_flags("-s", scene.root, "--minutes", 9, *words)
     with contextlib.suppress(Planned):
-        commands.run_scene(args, Console.silent())
+        commands.run_scene(flags, Console.silent())
     return done
 
 

@@ -25,7 +25,7 @@ from gaussian_splatting.rasterization import rasterize
 from gaussian_splatting.scenes.reference_layout import point_cloud_path
 from gaussian_splatting.scenes.scene import load_scene
 from sugar_scene.field_kernels import evaluate_fields
-from sugar_scene.geometry import draw_samples, sdf_from_density
+from sugar_scene.geometry import sdf_from_density
 from sugar_trainers.capture import SugarSize
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.losses import (
@@ -42,6 +42,7 @@ from tests.support.color_losses import color_loss
 from tests.support.command_line import WITHOUT_VALUE
 from tests.support.depth_normals import depth_normal_consistency
 from tests.support.golden import GOLDEN_DIR
+from tests.support.samples import draw_samples
 from tests.support.tiny_scene import (
     N_FAINT,
     TinyScene,

@@ -12,7 +12,7 @@ import pytest
 
 from sugar_capture.conversion.convert_inputs import read_inputs
 from sugar_capture.convert_options import ConvertOptions
-from sugar_capture.gps.gps_tags import gps_of
+from sugar_capture.gps.gps_tags import read_gps
 from sugar_capture.gps.video_positions import (
     position_of_text,
     positions_of_telemetry,
@@ -49,7 +49,7 @@ def test_frames_have_the_position_of_their_moment(origin, tmp_path):
     numbers = json.loads((folder / CHOICE_FILE).read_text())["frames"]
     assert len(numbers) == 8
     for number in numbers:
-        position = gps_of(folder / f"frame_{number:05}.jpg")
+        position = read_gps(folder / f"frame_{number:05}.jpg").position
         expected = latitude_at(number / FRAME_RATE)
         assert position.latitude == pytest.approx(expected, abs=0.02 * SPEED)
         assert position.longitude == pytest.approx(LONGITUDE, abs=1e-6)
@@ -123,7 +123,7 @@ def test_a_video_without_a_track_has_frames_without_positions(tmp_path):
     video = write_gps_video(tmp_path / "walk.mp4", "none")
     assert video_track(video) is None
     extract_frames(video, tmp_path / "input", 4, quiet)
-    assert gps_of(next((tmp_path / "input").glob("*.jpg"))) is None
+    assert read_gps(next((tmp_path / "input").glob("*.jpg"))).position is None
 
 
 def test_an_srt_without_positions_is_named_once(tmp_path):

@@ -49,7 +49,7 @@ from sugar_viewer.result_search import (
     VANILLA,
     find_results,
 )
-from sugar_viewer.shown_models import model_of, open_result
+from sugar_viewer.shown_models import model_of, open_shown
 from sugar_viewer.tool_panels import (
     box_around,
     box_edges,
@@ -187,9 +187,9 @@ def test_distances_are_told_in_units_and_in_lengths():
 def test_the_flags_of_a_box_are_read_back_as_the_box():
     one, other = np.array([1.5, -2.0, 1e-7]), np.array([-0.25, 3.0, 12345.0])
     words = shlex.split(box_flags(one, other))
-    args = train_parser(None).parse_args(words)
-    np.testing.assert_allclose(args.bboxmin, np.minimum(one, other), rtol=1e-3)
-    np.testing.assert_allclose(args.bboxmax, np.maximum(one, other), rtol=1e-3)
+    flags = train_parser(None).parse_flags(words)
+    np.testing.assert_allclose(flags["bboxmin"], np.minimum(one, other), rtol=1e-3)
+    np.testing.assert_allclose(flags["bboxmax"], np.maximum(one, other), rtol=1e-3)
 
 
 def test_a_box_has_twelve_edges_and_holds_nearly_all_points():
@@ -269,7 +269,7 @@ def page(scene, output, tmp_path):
     options = options_of(output.root, "--scale_factor", 2, "--path_file", tmp_path / "p.json")
     views = load_scene(scene.root, size_rule=SugarSize(), notify=lambda _: None)
     layers = [
-        layer_of(one.title, open_result(one.path, lambda _: None)[0], False, CPU)
+        layer_of(one.title, open_shown(one.path, lambda _: None)[0], False, CPU)
         for one in find_results([output.root], lambda _: None)
     ]
     around = scene_context(layers, views, 2.0, options)
@@ -467,7 +467,7 @@ def test_a_folder_of_results_is_shown_upright(results, capsys):
     np.testing.assert_array_equal(
         common_placement([one.path for one in found]).matrix, results.matrix
     )
-    mesh = open_result(results.folder / "mesh.obj", print)[0]
+    mesh = open_shown(results.folder / "mesh.obj", print)[0]
     layer = layer_of("mesh", mesh, False, CPU)
     camera, up, _ = first_view([layer], None, np.eye(3))
     np.testing.assert_allclose(up, [0, 1, 0])

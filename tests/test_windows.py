@@ -14,12 +14,12 @@ import pytest
 
 from gaussian_splatting.engine.run_directory import RunDirectory
 from sugar_extractors.mesh.mesh_config import mesh_name
-from sugar_pipeline.pipeline.pipeline_flags import full_parser
-from sugar_pipeline.pipeline.plan import full_plan
+from sugar_pipeline.pipeline.plan import plan_of
 from sugar_trainers.naming import coarse_name, refined_name, scene_name
 from sugar_utils.errors import UserError
 from sugar_utils.html import Link
 from sugar_utils.recipe import Recipe
+from tests.support.command_words import full_flags
 from tests.support.repository import (
     name_of,
     production_files,
@@ -47,11 +47,11 @@ class WindowsPath(PureWindowsPath):
 def windows_plan(scene: str, output: str, *flags: str):
     """The plan of all stages for paths on Windows."""
     words = ["-s", scene, "-r", "dn_consistency", "--output_dir", output, "--device", "cpu", *flags]
-    args = full_parser(None).parse_args(words)
-    for name, value in vars(args).items():
-        if isinstance(value, Path):
-            setattr(args, name, WindowsPath(str(value)))
-    return full_plan(args)
+    flags = full_flags(*words)
+    paths = {
+        name: WindowsPath(str(value)) for name, value in flags.items() if isinstance(value, Path)
+    }
+    return plan_of(flags.replaced(**paths))
 
 
 def results_of(plan) -> dict[str, PureWindowsPath]:

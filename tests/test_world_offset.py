@@ -33,15 +33,14 @@ from sugar_extractors.mesh.loading import region_boxes
 from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.blocks.tracks import read_capture_points
-from sugar_pipeline.pipeline.pipeline_flags import train_parser
+from sugar_pipeline.pipeline.conclusion import _measure
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
-from sugar_pipeline.pipeline.pipeline_run import _measure
-from sugar_pipeline.pipeline.plan import train_plan
 from sugar_pipeline.quality import mesh_quality
 from sugar_pipeline.quality.mesh_quality import make_reference
 from sugar_scene.mesh_files.textured_mesh_io import write_textured_mesh
 from sugar_scene.surface_queries import sample_surface
 from sugar_scene.triangle_mesh import write_mesh_ply
+from tests.support.command_words import train_plan
 from tests.support.mesh_scenes import sphere
 from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
 from tests.support.verbs import export
@@ -267,7 +266,7 @@ def test_known_geometry_is_moved_with_the_capture(far_scene, far_result, tmp_pat
     mesh_path = tmp_path / "mesh.ply"
     write_mesh_ply(mesh_path, replace(ball, vertices=ball.vertices + UTM - read_offset(far_result)))
     words = ["-s", str(far_scene.root), "-c", str(far_result), "-i", "2", "-r", "density"]
-    plan = train_plan(train_parser(None).parse_args(words))
+    plan = train_plan(*words)
     quality = _measure(plan, PipelineResult(coarse_mesh=mesh_path))["coarse mesh"]
     assert quality.chamfer < 1e-4
     assert quality.f_scores[-1] == 1.0

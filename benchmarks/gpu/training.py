@@ -40,7 +40,7 @@ def _words(setup: Setup, more: str) -> list[str]:
 def _vanilla(setup: Setup, folder: Path, more: str) -> Path:
     """Train; the folder of checkpoints."""
     flags = [*_words(setup, more), "-m", str(folder)]
-    run_stage(from_args(VanillaOptions, parser_of(None, VanillaOptions).parse_args(flags)))
+    run_stage(from_args(VanillaOptions, parser_of(None, VanillaOptions).parse_flags(flags)))
     return folder / "checkpoints"
 
 
@@ -81,7 +81,7 @@ def pipeline(setup: Setup) -> Iterator[Finding]:
         flags = [*_words(setup, more), "-c", str(checkpoint)]
         flags += ["--output_dir", str(Path(setup.work) / "pipeline")]
         started = time.perf_counter()
-        result = run_train(train_parser(None).parse_args(flags))
+        result = run_train(train_parser(None).parse_flags(flags))
         seconds = time.perf_counter() - started
         written = [result.coarse_mesh, result.refined, result.textured]
         ok = all(path is not None and path.is_file() for path in written)

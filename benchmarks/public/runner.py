@@ -7,13 +7,14 @@ there is not run again; the training of an interrupted one goes on from its last
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from sugar_utils.flags import FlagValues
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -56,11 +57,11 @@ def train(job: Job, capture: Capture) -> Trained:
 def _train_views(job: Job, capture: Capture) -> Trained:
     out = Path(job.out) / TRAINING
     words = ["-s", str(capture.folder), "-m", str(out), "--eval", *capture.flags, *job.flags]
-    ply, args = _run_program("gaussian_splatting/train.py", words)
+    ply, flags = _run_program("gaussian_splatting/train.py", words)
     record = training_record(TRAINING, out / "checkpoints", [ply])
     return Trained(
         path=str(ply),
-        resolution=args.resolution,
+        resolution=flags["resolution"],
         seconds=record.seconds or 0.0,
         peak_gib=(record.peak_bytes or 0) / 2**30,
         size=PlyHeader.read(ply).n_rows,
@@ -84,12 +85,11 @@ def _train_surface(job: Job, capture: Capture) -> Trained:
     )
 
 
-def _run_program(script: str, words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
+def _run_program(script: str, words: Sequence[str]) -> tuple[Any, FlagValues]:
     """Run a program of the command line; return its result, and its flags."""
     program = PROGRAMS[script]
-    parser = program.make_parser(None)
-    args = parser.parse_args(list(words))
-    return program.call(parser, args, console=Console()), args
+    flags = program.make_parser(None).parse_flags(list(words))
+    return program.call(flags, console=Console()), flags
 
 
 def run_job(job: Job, training: Train = train) -> Result:

@@ -10,7 +10,6 @@ it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import lzma
@@ -33,6 +32,7 @@ from gaussian_splatting.data.names import (
 )
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import check_writable, file_digest, read_json
+from sugar_utils.flags import FlagValues
 from sugar_utils.recipe import Recipe
 
 ZIP_SUFFIXES = (".zip", ".r3d")
@@ -121,15 +121,11 @@ def scene_folder(path: Path, fallbacks: Sequence[Path], notify: Notify) -> Path:
     return path
 
 
-def output_folders(args: argparse.Namespace) -> list[Path]:
-    """Return the folders into which a ZIP file may be unpacked: of flags for results, the current.
-
-    Args:
-        args: The parsed command line.
-    """
+def output_folders(flags: FlagValues) -> list[Path]:
+    """Return folders that a ZIP file may be unpacked into: of results, and the current one."""
     folders = []
     for name in ("output_dir", "model_path"):
-        value = getattr(args, name, None)
+        value = flags.get(name)
         if isinstance(value, Path):
             folders.append(value)
     folders.append(Path.cwd())

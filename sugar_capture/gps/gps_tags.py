@@ -57,11 +57,6 @@ class _UnreadableError(ValueError):
     """A value of GPS is there, and its meaning is not known; the message says why."""
 
 
-def gps_of(path: Path) -> GpsPosition | None:
-    """Return the position in the metadata of an image file; None where none can be read."""
-    return read_gps(path).position
-
-
 def read_gps(path: Path) -> GpsReading:
     """Read the position in the metadata of an image file."""
     with open_image(path) as image:

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.formats.packing import require_gaussians
-from gaussian_splatting.formats.placement import Placement
-from sugar_extractors.any_mesh import read_any_mesh
-from sugar_extractors.export.reading import has_gaussians, open_gaussians, open_textured_mesh
+from sugar_extractors.export.reading import open_result
 from sugar_extractors.export_contents import PointCloud
 from sugar_scene.mesh_files.textured_mesh_io import (
     TexturedMesh,
@@ -31,23 +30,19 @@ def read_points(path: Path, notify: Notify) -> PointCloud:
     Raises:
         UserError: The file is of another kind, or has no points.
     """
-    suffix = path.suffix.lower()
-    if suffix == ".obj":
-        mesh, _ = open_textured_mesh(path, notify)
-        return _of_textured_mesh(mesh)
-    if has_gaussians(path):
-        cloud, _ = open_gaussians(path, notify)
-        require_gaussians(path, cloud)
-        base_colors = (cloud.sh_dc[:, 0].double() * SH_C0 + 0.5).clamp(0, 1).numpy()
-        opacities = torch.sigmoid(cloud.opacity_logits.double())[:, 0].numpy()
+    result, _ = open_result(path, notify)
+    if isinstance(result, TexturedMesh):
+        return _of_textured_mesh(result)
+    if isinstance(result, GaussianCloud):
+        require_gaussians(path, result)
+        base_colors = (result.sh_dc[:, 0].double() * SH_C0 + 0.5).clamp(0, 1).numpy()
+        opacities = torch.sigmoid(result.opacity_logits.double())[:, 0].numpy()
         return PointCloud(
-            positions=cloud.means.double().numpy(),
+            positions=result.means.double().numpy(),
             colors=np.round(base_colors * 255).astype(np.uint8),
             opacities=opacities,
         )
-    if suffix != ".ply":
-        raise UserError(f"{path}: neither Gaussians nor a mesh; pass a .ply, a .pt or a .obj")
-    mesh = with_vertex_normals(read_any_mesh(path, notify, Placement.of(path).offset))
+    mesh = with_vertex_normals(result)
     if mesh.normals is None or not mesh.n_vertices:
         raise UserError(f"{path}: has no vertices to export; make the mesh again")
     return PointCloud(

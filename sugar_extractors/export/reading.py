@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read Gaussians of any stage and format, and textured meshes, with where they stand."""
+"""Read results, which are Gaussians of any stage and format or meshes, with where they stand."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gaussian_splatting.formats.placement import Placement, note_unknown
 from gaussian_splatting.formats.ply import holds_gaussians
 from gaussian_splatting.formats.readers import near_cloud, read_gaussians
 from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
+from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.export.format_kinds import GaussianFormat
 from sugar_extractors.export.formats import GAUSSIAN_FORMATS
 from sugar_extractors.export.gltf_gaussians import holds_gltf_gaussians
@@ -23,8 +24,11 @@ from sugar_extractors.results import read_state
 from sugar_scene import bound_model
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, read_textured_mesh
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_trainers.capture import model_file
 from sugar_utils.errors import Notify, UserError
+
+Result = GaussianCloud | TexturedMesh | TriangleMesh
 
 _FORMAT_BY_SUFFIX: dict[str, GaussianFormat] = {
     suffix: entry for entry in GAUSSIAN_FORMATS for suffix in entry.read_suffixes
@@ -57,6 +61,32 @@ def read_gaussians_in_scene(
     """
     note_unknown(path, Placement.of(path), notify)
     return read_gaussians(path, notify, world_offset, read_as_written)
+
+
+def open_result(path: Path, notify: Notify) -> tuple[Result, Placement]:
+    """Read any result, with where it stands; see :func:`open_gaussians`.
+
+    Args:
+        path: Gaussians, see :func:`read_as_written`; a mesh PLY; or a textured OBJ.
+        notify: Called with lines about what is changed or left out.
+
+    Raises:
+        UserError: The file is missing, or of another kind.
+    """
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; check the path of the result")
+    suffix = path.suffix.lower()
+    if suffix == ".obj":
+        return open_textured_mesh(path, notify)
+    if has_gaussians(path):
+        return open_gaussians(path, notify)
+    if suffix == ".ply":
+        placement = Placement.of(path)
+        return read_any_mesh(path, notify, placement.offset), placement
+    raise UserError(
+        f"{path}: neither Gaussians nor a mesh; pass Gaussians (.ply, .spz, .splat, .pt, a "
+        "folder), a mesh .ply, or a textured .obj"
+    )
 
 
 def open_textured_mesh(path: Path, notify: Notify) -> tuple[TexturedMesh, Placement]:

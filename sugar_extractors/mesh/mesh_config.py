@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from sugar_trainers.naming import (
 )
 from sugar_utils import flags
 from sugar_utils.errors import UserError
+from sugar_utils.flags import FlagValues
 from sugar_utils.schemas import RunRecord, read_checked
 from sugar_utils.settings import flag, from_args
 
@@ -312,12 +312,12 @@ def mesh_name(model: str, level: float, target: int, variant: MeshVariant = "") 
     return f"sugarmesh_{model}{kind}_decim{target}.ply"
 
 
-def mesh_options(args: argparse.Namespace) -> MeshOptions:
-    """Return the options of parsed arguments, with the mode that the model was trained in."""
-    path = args.coarse_model_path
-    if path is not None and not args.use_vanilla_3dgs:
+def mesh_options(parsed: FlagValues) -> MeshOptions:
+    """Return the options of parsed flags, with the mode that the model was trained in."""
+    path = parsed["coarse_model_path"]
+    if path is not None and not parsed["use_vanilla_3dgs"]:
         record = (path if path.is_dir() else path.parent) / RUN_FILE
         if record.is_file():
             settings = read_checked(record, RunRecord).get("settings", {})
-            args.regularization_type = settings.get("regularization_type")
-    return from_args(MeshOptions, args)
+            parsed = parsed.replaced(regularization_type=settings.get("regularization_type"))
+    return from_args(MeshOptions, parsed)

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -27,10 +26,11 @@ from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.scenes.scene import Scene, load_scene
 from sugar_capture.features.photographs import picture_files
 from sugar_capture.scene_folder import find_source, needs_cameras, original_masks, scene_root
-from sugar_pipeline.pipeline.plan import convert_options, full_plan
+from sugar_pipeline.pipeline.plan import PipelinePlan, with_cameras
 from sugar_trainers.coarse_run import CoarseOptions
 from sugar_utils.console import Console
 from sugar_utils.errors import say_nothing
+from sugar_utils.flags import AUTO, FlagValues
 from sugar_utils.memory import format_bytes
 
 PIXELS_PER_GAUSSIAN = 100
@@ -51,36 +51,41 @@ _SIDES = {"sh_dc": (1, 3), "sh_rest": ((MAX_SH_DEGREE + 1) ** 2 - 1, 3)}
 _SIDES |= {"means": (3,), "quats": (4,), "log_scales": (3,), "opacity_logits": (1,)}
 
 
-def automatic_blocks(
-    args: argparse.Namespace, given: Mapping[str, object], console: Console
-) -> int:
-    """Return the number of blocks that fit into memory, by the pixels of the photographs.
+def is_divided(plan: PipelinePlan) -> bool:
+    """Whether a plan is one of a capture in several blocks."""
+    return plan.flags["blocks"] not in (AUTO, 1)
 
-    Args:
-        args: Flags of the run, with its mode.
-        given: Those that are not the defaults.
+
+def with_number(plan: PipelinePlan, console: Console) -> PipelinePlan:
+    """Return a plan with the number of blocks that fit into memory, where it is automatic.
+
+    It follows from the pixels of the photographs, whose camera poses may have to be computed. A
+    plan for one block keeps its flags.
     """
-    if flags_of_whole(args, given) or asks_for_object_masks(args):
-        return 1
-    options = full_plan(args).coarse
+    if plan.flags["blocks"] != AUTO or flags_of_whole(plan.flags):
+        return plan
+    if asks_for_object_masks(plan.flags):
+        return plan
+    options = plan.coarse
     budget = usable_bytes(options.memory, options.compute.device, held=0)
-    if budget is None or _surely_fits(args, options, budget):
-        return 1
-    find_cameras(args, console)
-    scene = read_capture(args)
+    if budget is None or _surely_fits(plan.flags, options, budget):
+        return plan
+    plan = with_cameras(plan, console)
+    scene = read_capture(plan)
     if reason_for_one_block(scene) is not None:
-        return 1
-    n_gaussians = expected_gaussians(scene.train_cameras, args.max_gaussians)
+        return plan
+    n_gaussians = expected_gaussians(scene.train_cameras, plan.flags["max_gaussians"])
     view = scene.train_cameras[0]
     n_bytes = training_bytes(n_gaussians, view.width, view.height, _optimizer(options))
     n_blocks = math.ceil(n_bytes / budget)
-    if n_blocks > 1:
-        console.headline(
-            f"--blocks {n_blocks}: up to {n_gaussians:,} Gaussians are expected of "
-            f"{len(scene.train_cameras):,} photographs, which take {format_bytes(n_bytes)} of the "
-            f"{format_bytes(budget)} that are free; --blocks 1 trains them whole"
-        )
-    return n_blocks
+    if n_blocks == 1:
+        return plan
+    console.headline(
+        f"--blocks {n_blocks}: up to {n_gaussians:,} Gaussians are expected of "
+        f"{len(scene.train_cameras):,} photographs, which take {format_bytes(n_bytes)} of the "
+        f"{format_bytes(budget)} that are free; --blocks 1 trains them whole"
+    )
+    return replace(plan, flags=plan.flags.replaced(blocks=n_blocks))
 
 
 def expected_gaussians(cameras: Sequence[Camera], limit: int | None) -> int:
@@ -102,9 +107,9 @@ def training_bytes(n: int, width: int, height: int, optimizer: OptimizerConfig) 
     return predicted_bytes(load, MemoryPlan())
 
 
-def _surely_fits(args: argparse.Namespace, options: CoarseOptions, budget: int) -> bool:
+def _surely_fits(flags: FlagValues, options: CoarseOptions, budget: int) -> bool:
     """Whether a capture of so many photographs fits whatever their size; nothing is read."""
-    n_photographs = count_photographs(args)
+    n_photographs = count_photographs(flags)
     if n_photographs is None:
         return False
     side = options.size.img_size_limit
@@ -118,52 +123,52 @@ def _optimizer(options: CoarseOptions) -> OptimizerConfig:
     return replace(options.config.optimizer, bands_on_host=on_host)
 
 
-def count_photographs(args: argparse.Namespace) -> int | None:
+def count_photographs(flags: FlagValues) -> int | None:
     """Number of the photographs of a capture; None where they have to be read to be counted."""
-    model = find_model(scene_root(args.scene_path))
+    model = find_model(scene_root(flags["scene_path"]))
     if model is not None:
         return n_images_of(model)
-    if not needs_cameras(args.scene_path):
+    if not needs_cameras(flags["scene_path"]):
         return None
-    source = find_source(args.scene_path)
+    source = find_source(flags["scene_path"])
     if source.video is not None:
-        return args.frames
+        return flags["frames"]
     return len(picture_files(source.folder, source.recursive))
 
 
-def flags_of_whole(args: argparse.Namespace, given: Mapping[str, object]) -> list[str]:
+def flags_of_whole(flags: FlagValues) -> list[str]:
     """Return the flags that were given and that the blocks of a capture cannot follow."""
-    return [f"--{name}" for name in ALONE if name in given and getattr(args, name) != NONE]
+    given = flags.given
+    return [f"--{name}" for name in ALONE if given.get(name, NONE) != NONE]
 
 
-def asks_for_object_masks(args: argparse.Namespace) -> bool:
+def asks_for_object_masks(flags: FlagValues) -> bool:
     """Whether masks of an object are certain before the capture is read.
 
     They are named by flags, or lie beside images whose cameras are yet to be found. Those that are
     estimated are always of an object.
     """
-    if args.masks in FOUND:
+    if flags["masks"] in FOUND:
         return True
-    if args.mask_mode != "object" or args.masks == NONE:
+    if flags["mask_mode"] != "object" or flags["masks"] == NONE:
         return False
-    if args.masks is not None:
+    if flags["masks"] is not None:
         return True
-    if not needs_cameras(args.scene_path):
+    if not needs_cameras(flags["scene_path"]):
         return False
-    source = find_source(args.scene_path)
+    source = find_source(flags["scene_path"])
     return original_masks(source, None).name is not None
 
 
-def read_capture(args: argparse.Namespace) -> Scene:
+def read_capture(plan: PipelinePlan) -> Scene:
     """Read the whole capture as its training does, with masks and maps of its folder."""
-    plan = full_plan(args)
     vanilla = plan.vanilla
     assert vanilla is not None, "no checkpoint is given, so one is trained"
     return load_scene(
-        scene_root(args.scene_path),
+        vanilla.source_path,
         size_rule=plan.coarse.size,
         images_dir=vanilla.images,
-        eval_split=args.eval,
+        eval_split=vanilla.eval,
         masks=vanilla.mask_options,
         depths=vanilla.depth_options,
         normals=plan.coarse.normal_options,
@@ -183,14 +188,3 @@ def reason_for_one_block(scene: Scene) -> str | None:
             folder = next(iter(of_kind.values())).path.parent
             return f"{kind} maps do not go with blocks, and {folder} has some; pass --{kind}s none"
     return None
-
-
-def find_cameras(args: argparse.Namespace, console: Console) -> None:
-    """Compute camera poses where the capture has none."""
-    options = convert_options(args)
-    if options is None:
-        return
-    # Most scenes have cameras, and what reads videos is slow to load.
-    from sugar_capture.conversion.convert_run import convert
-
-    convert(options, console)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping
 from pathlib import Path
 
 from gaussian_splatting.scenes.scene import Scene
@@ -17,7 +15,7 @@ from sugar_pipeline.blocks.automatic import (
 )
 from sugar_pipeline.pipeline.pipeline_flags import runs_stage
 from sugar_utils.errors import UserError
-from sugar_utils.flags import AUTO
+from sugar_utils.flags import AUTO, FlagValues
 from sugar_utils.torchrun import Launch
 
 MIN_VIEWS = 3  # of a block
@@ -48,31 +46,33 @@ def check_capture(n: int, scene: Scene) -> None:
     require_views(n, len(scene.train_cameras), scene.root)
 
 
-def check_block_flags(args: argparse.Namespace, given: Mapping[str, object]) -> None:
+def check_block_flags(flags: FlagValues) -> None:
     """Refuse flags that cannot act with blocks, before anything is done.
 
     Raises:
         UserError: One was given.
     """
-    if args.cluster is not None:
-        if args.blocks == 1:
+    if flags["cluster"] is not None:
+        if flags["blocks"] == 1:
             raise UserError("--cluster spreads blocks; give their number with --blocks")
         # Here and not above: runs without a cluster do without it.
         from sugar_pipeline.blocks.cluster import check_cluster
 
-        check_cluster(args.cluster)
-    if args.blocks in (AUTO, 1):
+        check_cluster(flags["cluster"])
+    if flags["blocks"] in (AUTO, 1):
         return
-    names = flags_of_whole(args, given)
+    names = flags_of_whole(flags)
     if names:
         raise UserError(f"{', '.join(names)}: not with --blocks; leave one of them out")
-    if not runs_stage(args, "mesh"):
-        raise UserError(f"--stop_after {args.stop_after}: not with --blocks, which end in a mesh")
-    if asks_for_object_masks(args):
+    if not runs_stage(flags, "mesh"):
+        raise UserError(
+            f"--stop_after {flags['stop_after']}: not with --blocks, which end in a mesh"
+        )
+    if asks_for_object_masks(flags):
         raise UserError(f"--blocks: {OBJECT_MASKS}")
-    n_photographs = count_photographs(args)
+    n_photographs = count_photographs(flags)
     if n_photographs is not None:
         # Of these some are held out: a second check follows.
-        require_views(args.blocks, n_photographs, args.scene_path)
+        require_views(flags["blocks"], n_photographs, flags["scene_path"])
     if Launch.read().size > 1:
         raise UserError("--blocks needs one process; --cluster spreads them over GPUs and machines")

@@ -22,6 +22,7 @@ from sugar_utils.libraries import running_module
 if TYPE_CHECKING:
     from sugar_pipeline.blocks.block_plan import Block
     from sugar_pipeline.pipeline.plan import PipelinePlan
+    from sugar_utils.flags import FlagValues
 
 STAGES = ("train", "depths", "mesh", "refine")  # of a block, in their order
 AFTER_ALL = ("mesh", "refine")  # stages that read what the one before has made of all blocks
@@ -133,12 +134,12 @@ def perform(task: BlockTask) -> None:
             "same path by all workers"
         )
     block = plan.blocks[task.number]
-    args = full_parser(None).parse_args(["--config", str(block.settings)])
-    console = Console(verbose=args.verbose)
+    flags = full_parser(None).parse_flags(["--config", str(block.settings)])
+    console = Console(verbose=flags["verbose"])
     if task.stage == "train":
-        run_one(args, console)
+        run_one(flags, console)
         return
-    stages = later_stages(block, args)
+    stages = later_stages(block, flags)
     mesh = stages.mesh
     assert mesh is not None, "the plan does not end before the mesh"
     assert mesh.model is not None, "a block has a coarse model"
@@ -151,20 +152,17 @@ def perform(task: BlockTask) -> None:
         refine_block(plan, block, stages, console)
 
 
-def later_stages(
-    block: Block, args: argparse.Namespace, stop_after: str | None = None
-) -> PipelinePlan:
+def later_stages(block: Block, flags: FlagValues, stop_after: str | None = None) -> PipelinePlan:
     """Return the plan of a block's run beyond its training.
 
     Args:
-        args: Flags of the block's training, which end with the coarse stage.
+        flags: Of the block's training, which end with the coarse stage.
         stop_after: Its last stage; None for all.
     """
     from sugar_pipeline.blocks.block_refinement import with_surrounded_mesh
-    from sugar_pipeline.pipeline.plan import full_plan
-    from sugar_utils.settings import with_flags
+    from sugar_pipeline.pipeline.plan import plan_of
 
-    return with_surrounded_mesh(full_plan(with_flags(args, stop_after=stop_after)), block)
+    return with_surrounded_mesh(plan_of(flags.replaced(stop_after=stop_after)), block)
 
 
 def main() -> None:

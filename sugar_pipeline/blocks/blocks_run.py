@@ -3,65 +3,62 @@
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gaussian_splatting.formats.placement import TRANSFORM
 from sugar_extractors.outputs.result_folder import TILE_FOLDER
 from sugar_extractors.outputs.result_page import write_index
 from sugar_extractors.placing import PlacementOptions, scale_of
-from sugar_pipeline.blocks.automatic import find_cameras, read_capture
+from sugar_pipeline.blocks.automatic import read_capture
 from sugar_pipeline.blocks.block_flags import check_capture
 from sugar_pipeline.blocks.block_plan import PLAN_FILE, Block, BlockPlan
 from sugar_pipeline.blocks.block_task import STAGES, BlockTask, later_stages, run_task
 from sugar_pipeline.blocks.cluster import run_on_cluster
 from sugar_pipeline.blocks.joining import JoinedParts, join_results
 from sugar_pipeline.blocks.preparation import prepare_blocks
+from sugar_pipeline.pipeline.conclusion import print_result
 from sugar_pipeline.pipeline.pipeline_flags import full_parser, runs_stage
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult, StageRecord, training_record
-from sugar_pipeline.pipeline.pipeline_run import print_result
-from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
+from sugar_pipeline.pipeline.plan import PipelinePlan, with_cameras
 from sugar_pipeline.pipeline.run_times import TIMES_FILE, RunTimes
 from sugar_pipeline.quality.grading import worst
 from sugar_trainers.naming import INDEX, LOG, scene_name
 from sugar_utils.console import Console, clock_text
 from sugar_utils.files import check_writable
+from sugar_utils.flags import FlagValues
 from sugar_utils.memory import format_bytes
 
 _LARGEST_ON_PAGE = 2 << 30  # bytes of results, in uncompressed files, that are put on one page
 
 
-def run_in_blocks(
-    args: argparse.Namespace, given: Mapping[str, object], console: Console
-) -> PipelineResult:
+def run_in_blocks(plan: PipelinePlan, console: Console) -> PipelineResult:
     """Run all stages on the blocks of a capture, and join their results.
 
     Args:
-        args: Flags of the run, with its mode.
-        given: Those that are not the defaults.
+        plan: Of the whole capture, with the number of blocks.
 
     Raises:
         UserError: A flag cannot act with blocks, or a block has failed.
     """
     start = time.monotonic()
-    find_cameras(args, console)
-    plan = full_plan(args)
+    plan = with_cameras(plan, console)
+    flags = plan.flags
     placement = PlacementOptions() if plan.texture is None else plan.texture.placement
-    capture = read_capture(args)
-    check_capture(args.blocks, capture)
+    capture = read_capture(plan)
+    check_capture(flags["blocks"], capture)
     if placement.is_scaled:
         scale_of(capture.calibrated_cameras, placement, capture.offset)
     console.open_log(check_writable(plan.result_folder) / LOG)
-    folder = (args.output_dir / "blocks" / scene_name(args.scene_path)).resolve()
-    blocks, scene = prepare_blocks(args, given, folder, console)
+    folder = (flags["output_dir"] / "blocks" / scene_name(flags["scene_path"])).resolve()
+    blocks, scene = prepare_blocks(plan, folder, console)
     times = RunTimes(plan.result_folder / TIMES_FILE)
     times.add("overview", time.monotonic() - start, blocks.folder / PLAN_FILE)
-    _run_tasks(tasks_of(args, blocks), args.cluster, times, console)
+    _run_tasks(tasks_of(flags, blocks), flags["cluster"], times, console)
     joining_start = time.monotonic()
     console.headline("joining the blocks")
-    stages = [stages_of(args, block) for block in blocks.blocks]
+    stages = [stages_of(flags, block) for block in blocks.blocks]
     with console.reporting(lambda seconds: f"joining: {clock_text(seconds)} so far"):
         parts = JoinedParts.of(blocks, stages, scene, placement)
         files = join_results(parts, scene, plan.result_folder, console)
@@ -129,14 +126,14 @@ def _write_page(
     return [] if page is None else [page]
 
 
-def tasks_of(args: argparse.Namespace, plan: BlockPlan) -> list[BlockTask]:
+def tasks_of(flags: FlagValues, plan: BlockPlan) -> list[BlockTask]:
     """All tasks in an order that satisfies their dependencies."""
     folder = str(plan.folder)
-    stages = STAGES if runs_stage(args, "refine") else STAGES[: STAGES.index("refine")]
+    stages = STAGES if runs_stage(flags, "refine") else STAGES[: STAGES.index("refine")]
     return [BlockTask(stage, folder, block.number) for stage in stages for block in plan.blocks]
 
 
-def stages_of(args: argparse.Namespace, block: Block) -> PipelinePlan:
+def stages_of(flags: FlagValues, block: Block) -> PipelinePlan:
     """The plan of a block's run up to the last stage of the whole run."""
-    block_args = full_parser(None).parse_args(["--config", str(block.settings)])
-    return later_stages(block, block_args, args.stop_after)
+    block_flags = full_parser(None).parse_flags(["--config", str(block.settings)])
+    return later_stages(block, block_flags, flags["stop_after"])

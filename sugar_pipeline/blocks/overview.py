@@ -7,7 +7,6 @@ the number of Gaussians, so it fits into memory whatever the size of the capture
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,12 +23,12 @@ from gaussian_splatting.scenes.scene import Scene, load_scene_for_checkpoint, wh
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
 from sugar_extractors.mesh.depth_views import view_renderer
 from sugar_pipeline.blocks.automatic import count_photographs
-from sugar_pipeline.pipeline.plan import full_plan
+from sugar_pipeline.pipeline.plan import PipelinePlan, plan_of
 from sugar_pipeline.pipeline.watched_stage import run_watched_stage
 from sugar_scene.depth_view import Renderer
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console
-from sugar_utils.settings import with_flags
+from sugar_utils.flags import FlagValues
 
 LONGEST_SIDE = 400  # pixels of the small photographs
 SMALLER = 2  # times smaller than in training, at least
@@ -87,21 +86,20 @@ def small(camera: Camera) -> Camera:
     return camera.scaled(_small_share(max(camera.width, camera.height)))
 
 
-def train_overview(args: argparse.Namespace, folder: Path, console: Console) -> Overview:
+def train_overview(plan: PipelinePlan, folder: Path, console: Console) -> Overview:
     """Train the overview of a capture, unless it is there.
 
     Args:
-        args: Flags of the whole run, with the number of blocks.
+        plan: Of the whole run, with the number of blocks.
         folder: Of the overview, like a checkpoint of 3DGS.
     """
-    coarse = full_plan(args).coarse
-    options = overview_options(args, folder)
+    options = overview_options(plan.flags, folder)
     ply_path = run_watched_stage(options, console=console)
     checkpoint = load_reference_checkpoint(folder, options.config.iterations, console.info)
     scene = load_scene_for_checkpoint(
         options.source_path,
         checkpoint,
-        size_rule=coarse.size,
+        size_rule=plan.coarse.size,
         images_dir=options.images,
         eval_split=options.eval,
         white_background=options.config.white_background,
@@ -115,22 +113,21 @@ def train_overview(args: argparse.Namespace, folder: Path, console: Console) -> 
     return Overview(checkpoint, scene, view_renderer(cloud, MIN_ALPHA))
 
 
-def overview_options(args: argparse.Namespace, folder: Path) -> VanillaOptions:
+def overview_options(flags: FlagValues, folder: Path) -> VanillaOptions:
     """Options of the run that trains the overview."""
     limit = MAX_GAUSSIANS
-    if args.max_gaussians is not None:
-        limit = min(args.blocks * args.max_gaussians, MAX_GAUSSIANS)
+    if flags["max_gaussians"] is not None:
+        limit = min(flags["blocks"] * flags["max_gaussians"], MAX_GAUSSIANS)
     # Each photograph is visited about once at least, or it may see through what lies there.
-    n_photographs = count_photographs(args) or 0
+    n_photographs = count_photographs(flags) or 0
     iterations = max(ITERATIONS, n_photographs)
-    short_args = with_flags(
-        args,
+    short_flags = flags.replaced(
         vanilla_iterations=iterations,
-        schedule_scale=max(args.schedule_scale, min(1.0, n_photographs / iterations)),
+        schedule_scale=max(flags["schedule_scale"], min(1.0, n_photographs / iterations)),
         max_gaussians=limit,
         gs_output_dir=None,
         resume="auto",
     )
-    plan = full_plan(short_args)
+    plan = plan_of(short_flags)
     assert plan.vanilla is not None, "no checkpoint is given, so one is trained"
     return replace(plan.vanilla, model_path=folder, size=SmallSize(plan.coarse.size))

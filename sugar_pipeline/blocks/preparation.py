@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +26,11 @@ from sugar_pipeline.blocks.block_scenes import CutOut
 from sugar_pipeline.blocks.overview import Overview, train_overview
 from sugar_pipeline.blocks.partition import BlockBox, Partition, cut_space, margin_of
 from sugar_pipeline.blocks.tracks import read_capture_points
+from sugar_pipeline.pipeline.plan import PipelinePlan
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, file_digest, in_parallel
+from sugar_utils.flags import FlagValues
 from sugar_utils.memory import trim_heap
 from sugar_utils.recipe import Recipe
 from sugar_utils.settings import write_settings
@@ -71,25 +71,19 @@ Iteration 1 comes before the first one of coarse training: there are no mileston
 """
 
 
-def prepare_blocks(
-    args: argparse.Namespace,
-    given: Mapping[str, object],
-    folder: Path,
-    console: Console,
-) -> tuple[BlockPlan, Scene]:
+def prepare_blocks(whole: PipelinePlan, folder: Path, console: Console) -> tuple[BlockPlan, Scene]:
     """Train the overview, cut the capture, and write the blocks' folders, unless they are there.
 
     Args:
-        args: Flags of the whole run, with the number of blocks.
-        given: Those that are not the defaults.
+        whole: Plan of the whole run, with the number of blocks.
         folder: Of the capture; other numbers of blocks share its overview.
 
     Raises:
         UserError: There are too few photographs or points.
     """
-    n = args.blocks
+    n = whole.flags["blocks"]
     console.headline("overview of the capture")
-    overview = train_overview(args, folder / OVERVIEW, console)
+    overview = train_overview(whole, folder / OVERVIEW, console)
     scene = overview.scene
     require_views(n, len(scene.train_cameras), scene.root)
     recipe = _recipe(overview, n)
@@ -101,35 +95,34 @@ def prepare_blocks(
         check_writable(folder)
         plan = _cut(overview, folder, n, recipe, console)
     for block in plan.blocks:
-        flags = block_flags(args, given, block, len(scene.train_cameras))
+        flags = block_flags(whole.flags, block, len(scene.train_cameras))
         write_settings(block.folder, flags)
     return plan, scene
 
 
-def block_flags(
-    args: argparse.Namespace, given: Mapping[str, object], block: Block, n_views: int
-) -> dict[str, object]:
+def block_flags(whole: FlagValues, block: Block, n_views: int) -> dict[str, object]:
     """Return the flags of a block's training.
 
     It takes as many steps for each of its photographs as the training of the whole capture would,
     and at least ``MIN_VISITS``, or all steps where those are fewer.
 
     Args:
+        whole: Flags of the whole run.
         n_views: Training views of the whole capture.
     """
     flags: dict[str, object] = dict(_LEAN)
-    flags.update({name: value for name, value in given.items() if name not in _OF_WHOLE})
+    flags.update({name: value for name, value in whole.given.items() if name not in _OF_WHOLE})
     share = block.n_views / n_views
-    visited = MIN_VISITS * block.n_views / (args.vanilla_iterations * args.schedule_scale)
+    visited = MIN_VISITS * block.n_views / (whole["vanilla_iterations"] * whole["schedule_scale"])
     steps = min(1.0, max(share, visited))
     flags.update(
         scene_path=str(block.scene),
         output_dir=str(block.results),
-        regularization_type=args.regularization_type,
+        regularization_type=whole["regularization_type"],
         stop_after="coarse",
         eval=False,
         resolution_factor=1.0,
-        schedule_scale=round(args.schedule_scale * steps, 4),
+        schedule_scale=round(whole["schedule_scale"] * steps, 4),
         mask_mode="ignore",
         min_observations=0,
         keep_views=["all"],

@@ -14,7 +14,6 @@ the scene::
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,12 +38,13 @@ from sugar_pipeline.demo.demo_texture import Chart, knot_chart, picture, texture
 from sugar_pipeline.pipeline.pipeline_flags import DEMO_FLAGS, full_parser
 from sugar_pipeline.pipeline.pipeline_result import PipelineResult
 from sugar_pipeline.pipeline.pipeline_run import run_stages
-from sugar_pipeline.pipeline.plan import PipelinePlan, full_plan
+from sugar_pipeline.pipeline.plan import PipelinePlan, plan_of
 from sugar_scene import triangle_mesh as meshes
 from sugar_scene.surface_queries import sample_surface
 from sugar_utils.console import Console
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import check_writable, remove_stale_temporaries, write_json_atomic
+from sugar_utils.flags import FlagValues
 from sugar_utils.recipe import Recipe
 
 _VERSION = 2
@@ -324,41 +324,38 @@ def tracked_points(points: _Samples, pictures: Sequence[np.ndarray]) -> TrackedP
     return TrackedPoints(points.points, colors, views)
 
 
-def run_demo(args: argparse.Namespace) -> PipelineResult:
+def run_demo(flags: FlagValues) -> PipelineResult:
     """Make the scene, run every stage on it, and measure the meshes against its geometry."""
-    root = args.output_dir / "demo_scene"
-    plan = demo_plan(args, root)
+    root = flags["output_dir"] / "demo_scene"
+    plan = demo_plan(flags, root)
     group = plan.coarse.compute.group
     with group.single_report():
         if group.is_first:
             with kernels_ahead(plan.coarse.compute.device):
-                make_demo_scene(root, seed=args.random_seed)
+                make_demo_scene(root, seed=flags["random_seed"])
         group.barrier()
-    console = Console(verbose=args.verbose) if group.is_first else Console.silent()
+    console = Console(verbose=flags["verbose"]) if group.is_first else Console.silent()
     return run_stages(plan, console)
 
 
-def timed_demo(args: argparse.Namespace) -> argparse.Namespace:
+def timed_demo(flags: FlagValues) -> FlagValues:
     """Make the scene; return flags of ``train_full_pipeline.py`` for it, with ``--minutes``."""
-    scene = args.output_dir / "demo_scene"
-    make_demo_scene(scene, seed=args.random_seed)
-    return _full_flags(args, scene, "-r multiview")
+    scene = flags["output_dir"] / "demo_scene"
+    make_demo_scene(scene, seed=flags["random_seed"])
+    return _full_flags(flags, scene, "-r multiview")
 
 
-def _full_flags(args: argparse.Namespace, scene: Path, flags: str) -> argparse.Namespace:
-    """Flags of ``train_full_pipeline.py``: ``flags``, and those that the demo shares with it."""
-    full_args = full_parser(None).parse_args(flags.split())
-    full_args.scene_path = scene
-    for name in DEMO_FLAGS[1:]:
-        setattr(full_args, name, getattr(args, name))
-    return full_args
+def _full_flags(flags: FlagValues, scene: Path, words: str) -> FlagValues:
+    """Flags of ``train_full_pipeline.py``: those of words, and those that the demo shares."""
+    shared = {name: flags[name] for name in DEMO_FLAGS[1:]}
+    return full_parser(None).parse_flags(words.split()).replaced(scene_path=scene, **shared)
 
 
-def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
+def demo_plan(flags: FlagValues, scene: Path) -> PipelinePlan:
     """Plan ``train_full_pipeline.py`` with a vanilla stage that suits the small scene."""
-    full_args = _full_flags(args, scene, FLAGS)
-    full_args.vanilla_iterations = round(VANILLA_ITERATIONS / full_args.schedule_scale)
-    plan = full_plan(full_args)
+    full_flags = _full_flags(flags, scene, FLAGS)
+    iterations = round(VANILLA_ITERATIONS / full_flags["schedule_scale"])
+    plan = plan_of(full_flags.replaced(vanilla_iterations=iterations))
     assert plan.vanilla is not None, "the demo gives no checkpoint, so it trains one"
     planned = plan.vanilla.config
     config = VanillaConfig(
@@ -372,7 +369,8 @@ def demo_plan(args: argparse.Namespace, scene: Path) -> PipelinePlan:
             densification_interval=100,
         ),
         optimizer=planned.optimizer,
-        random_seed=args.random_seed,
+        random_seed=flags["random_seed"],
         robustness=planned.robustness,
     )
-    return replace(plan, vanilla=replace(plan.vanilla, config=config))
+    # No flags repeat it.
+    return replace(plan, vanilla=replace(plan.vanilla, config=config), flags=FlagValues())

@@ -8,7 +8,6 @@ that it wrote.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 from collections.abc import Iterator
@@ -25,8 +24,8 @@ from sugar_pipeline.pipeline.plan import result_folder
 from sugar_utils import __version__
 from sugar_utils.errors import UserError
 from sugar_utils.files import file_digest, in_parallel, read_json
+from sugar_utils.flags import FlagValues
 from sugar_utils.recipe import Recipe
-from sugar_utils.settings import with_flags
 
 FINISHED_FILE = "finished.json"
 _WITHOUT_EFFECT = ("verbose", "config")  # flags that change no result
@@ -36,22 +35,19 @@ class FinishedRun:
     """The record of a finished run in its folder of results; read first and written last.
 
     Args:
-        args: Flags of the run.
+        flags: Of the run.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self._root = scene_root(args.scene_path)
-        self._folder = result_folder(with_flags(args, scene_path=self._root))
+    def __init__(self, flags: FlagValues) -> None:
+        self._root = scene_root(flags["scene_path"])
+        self._folder = result_folder(self._root, flags["output_dir"])
         self._path = self._folder / FINISHED_FILE
-        self._args = args
-        values = {name: value for name, value in vars(args).items() if name not in _WITHOUT_EFFECT}
-        self._flags = {name: repr(value) for name, value in sorted(values.items())}
-        self._flags["version"] = __version__
+        self._flags = flags
         self._recipe = self._present_recipe()
 
     def result(self) -> PipelineResult | None:
         """Return the result of an earlier process; None unless all is as that process left it."""
-        if self._args.overwrite or self._args.resume != "auto":
+        if self._flags["overwrite"] or self._flags["resume"] != "auto":
             return None
         if not self._recipe.is_current(self._path):
             return None
@@ -86,16 +82,22 @@ class FinishedRun:
 
     def _present_recipe(self) -> Recipe:
         """Return the recipe with digests of all files that flags name, or in folders they name."""
-        output = Path(self._args.output_dir).resolve()
+        output = Path(self._flags["output_dir"]).resolve()
         visited = {output}
         files = list(_files_in(self._root, visited))
-        for value in vars(self._args).values():
+        for value in self._flags.values():
             # An empty word would be the folder that the program was started in.
             if value and isinstance(value, str | Path):
                 files += _files_in(Path(value), visited)
         names = [str(path) for path in files]
         digests = in_parallel(_digest_or_none, files)
-        return Recipe(self._flags, {"files": dict(zip(names, digests, strict=True))})
+        settings = {
+            name: repr(value)
+            for name, value in sorted(self._flags.items())
+            if name not in _WITHOUT_EFFECT
+        }
+        settings["version"] = __version__
+        return Recipe(settings, {"files": dict(zip(names, digests, strict=True))})
 
 
 def _digest_or_none(path: Path) -> str | None:

@@ -22,6 +22,7 @@ from sugar_trainers.stage_config import MODES, MULTIVIEW, CoarseConfig
 from sugar_utils.flags import (
     AUTO,
     Automatic,
+    FlagValues,
     Parser,
     Repeated,
     open_share,
@@ -235,32 +236,32 @@ def _add_pipeline_flags(
     add_flags(parser, PresetFlags)
 
 
-def runs_stage(args: argparse.Namespace, stage: str) -> bool:
+def runs_stage(flags: FlagValues, stage: str) -> bool:
     """Whether a stage runs under ``--stop_after`` and ``-t``."""
-    if stage == "texture" and not args.export_obj:
+    if stage == "texture" and not flags["export_obj"]:
         return False
-    return args.stop_after is None or STAGES.index(stage) <= STAGES.index(args.stop_after)
+    return flags["stop_after"] is None or STAGES.index(stage) <= STAGES.index(flags["stop_after"])
 
 
-def messages(args: argparse.Namespace) -> tuple[str, ...]:
+def messages(flags: FlagValues) -> tuple[str, ...]:
     """One line for each group of given flags that has no effect because of another flag."""
     lines = []
     for stage, settings in _LATER_STAGES.items():
-        flags = list(flags_of(settings, *_GROUPS[settings]))
+        declarations = list(flags_of(settings, *_GROUPS[settings]))
         if stage == "mesh":
-            flags = [*flags_of(PipelineFlags, "mesh stage"), *flags]
-        changed = _changed(args, flags)
-        if changed and not runs_stage(args, stage):
+            declarations = [*flags_of(PipelineFlags, "mesh stage"), *declarations]
+        changed = _changed(flags, declarations)
+        if changed and not runs_stage(flags, stage):
             lines.append(f"{', '.join(changed)}: no effect, the {stage} stage does not run")
-    if args.regularization_type == MULTIVIEW:
-        unused = _changed(args, flags_of(CoarseConfig, "coarse stage"))
+    if flags["regularization_type"] == MULTIVIEW:
+        unused = _changed(flags, flags_of(CoarseConfig, "coarse stage"))
         if unused:
             lines.append(f"{', '.join(unused)}: no effect with multiview")
-    if args.low_poly and args.high_poly:
+    if flags["low_poly"] and flags["high_poly"]:
         lines.append("--low_poly has no effect beside --high_poly")
     return tuple(lines)
 
 
-def _changed(args: argparse.Namespace, flags: Iterable[Flag]) -> list[str]:
+def _changed(flags: FlagValues, declarations: Iterable[Flag]) -> list[str]:
     """The flags with values other than the defaults, as typed."""
-    return [f"--{one.name}" for one in flags if getattr(args, one.name) != one.default]
+    return [f"--{one.name}" for one in declarations if flags[one.name] != one.default]

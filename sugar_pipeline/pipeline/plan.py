@@ -7,8 +7,6 @@ before the one that makes it has run.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -46,7 +44,8 @@ from sugar_trainers.stage_config import MODES, MULTIVIEW, RefineConfig
 from sugar_utils.command_text import command_text
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError, say_nothing
-from sugar_utils.settings import from_args, require_given, with_flags
+from sugar_utils.flags import FlagValues
+from sugar_utils.settings import from_args, require_given
 from sugar_utils.torchrun import Launch
 
 STAGE_FOLDERS = (
@@ -81,7 +80,8 @@ class PipelinePlan:
     convert: ConvertOptions | None = None  # None where the scene has cameras
     messages: tuple[str, ...] = ()
     force: bool = False  # whether stages follow on a failed one
-    given: Mapping[str, object] = field(default_factory=dict)  # flags that repeat the run
+    # Those of the run, which repeat it; empty where none do.
+    flags: FlagValues = field(default_factory=FlagValues)
     result_folder: Path = OUTPUT_ROOT  # gets the final results under plain names
 
     @property
@@ -102,137 +102,143 @@ class PipelinePlan:
         return settings
 
 
-def train_plan(args: argparse.Namespace) -> PipelinePlan:
-    """Plan ``train.py``: from a checkpoint to a textured mesh.
+def plan_of(flags: FlagValues) -> PipelinePlan:
+    """Plan a run of ``train.py`` or ``train_full_pipeline.py``, whose flags these are.
 
     Raises:
         UserError: A flag is missing or wrong, also of a stage that does not run.
     """
-    if args.regularization_type is None:
+    resolved = apply_presets(flags)
+    plan = _full_plan(resolved) if "gs_output_dir" in flags else _train_plan(resolved)
+    return replace(plan, flags=flags)
+
+
+def _train_plan(flags: FlagValues) -> PipelinePlan:
+    """Plan the stages from a checkpoint to a textured mesh."""
+    mode = flags["regularization_type"]
+    if mode is None:
         raise UserError(
             f"-r/--regularization_type is missing; choose one of {', '.join(MODES)} "
             "(dn_consistency is the recommended one, multiview the one for the best surface)"
         )
-    args = apply_presets(args)
-    require_given(args, CoarseOptions, "scene_path", "checkpoint_path")
-    scene_path = args.scene_path
-    root = args.output_dir
+    require_given(flags, CoarseOptions, "scene_path", "checkpoint_path")
+    scene_path = flags["scene_path"]
+    root = flags["output_dir"]
     coarse = from_args(
-        options_of_mode(args.regularization_type),
-        args,
+        options_of_mode(mode),
+        flags,
         output_dir=stage_folder(COARSE_FOLDER, scene_path, root),
-        run=_run_of(args, "coarse"),
+        run=_run_of(flags, "coarse"),
     )
     mesh = from_args(
         MeshOptions,
-        args,
+        flags,
         compute=coarse.compute,
         coarse_model_path=coarse.result,
         mesh_output_dir=stage_folder(COARSE_MESH_FOLDER, scene_path, root),
-        surface_levels=(args.surface_level,),
-        decimation_targets=(args.n_vertices_in_mesh,),
+        surface_levels=(flags["surface_level"],),
+        decimation_targets=(flags["n_vertices_in_mesh"],),
     )
-    refine = _refine_options(args, coarse, mesh)
-    texture = from_args(
-        TextureOptions,
-        args,
-        compute=coarse.compute,
-        refined_model_path=refine.result,
-        mesh_output_dir=stage_folder(REFINED_MESH_FOLDER, scene_path, root),
-    )
-    runs_texture = runs_stage(args, "texture")
-    if runs_texture and texture.atlas == "xatlas":
-        load_xatlas()
-    return PipelinePlan(
-        coarse,
-        mesh=mesh if runs_stage(args, "mesh") else None,
-        refine=refine if runs_stage(args, "refine") else None,
-        texture=texture if runs_texture else None,
-        messages=messages(args),
-        force=args.force,
-        result_folder=result_folder(args),
-    )
-
-
-def _refine_options(
-    args: argparse.Namespace, coarse: CoarseOptions, mesh: MeshOptions
-) -> RefineOptions:
-    return from_args(
+    refine = from_args(
         RefineOptions,
-        args,
+        flags,
         compute=coarse.compute,
         memory=coarse.memory,
         mesh_path=mesh.mesh_paths[0],
         coarse_model_path=coarse.result,
-        output_dir=stage_folder(REFINED_FOLDER, args.scene_path, args.output_dir),
-        ply_dir=stage_folder(REFINED_PLY_FOLDER, args.scene_path, args.output_dir),
-        config=from_args(RefineConfig, args, n_vertices_in_fg=args.n_vertices_in_mesh),
-        run=_run_of(args, "refine"),
+        output_dir=stage_folder(REFINED_FOLDER, scene_path, root),
+        ply_dir=stage_folder(REFINED_PLY_FOLDER, scene_path, root),
+        config=from_args(RefineConfig, flags, n_vertices_in_fg=flags["n_vertices_in_mesh"]),
+        run=_run_of(flags, "refine"),
+    )
+    texture = from_args(
+        TextureOptions,
+        flags,
+        compute=coarse.compute,
+        refined_model_path=refine.result,
+        mesh_output_dir=stage_folder(REFINED_MESH_FOLDER, scene_path, root),
+    )
+    runs_texture = runs_stage(flags, "texture")
+    if runs_texture and texture.atlas == "xatlas":
+        load_xatlas()
+    return PipelinePlan(
+        coarse,
+        mesh=mesh if runs_stage(flags, "mesh") else None,
+        refine=refine if runs_stage(flags, "refine") else None,
+        texture=texture if runs_texture else None,
+        messages=messages(flags),
+        force=flags["force"],
+        result_folder=result_folder(scene_path, root),
     )
 
 
-def result_folder(args: argparse.Namespace) -> Path:
+def result_folder(scene_path: Path, output_dir: Path) -> Path:
     """Folder with the results of a scene under plain names.
 
     It is neither one of the original's tree nor the scene itself.
     """
-    name = scene_name(args.scene_path)
-    folder = Path(args.output_dir) / name
-    is_scene = folder.resolve() == Path(args.scene_path).resolve()
+    name = scene_name(scene_path)
+    folder = output_dir / name
+    is_scene = folder.resolve() == scene_path.resolve()
     if is_scene or name in STAGE_FOLDERS:
         return folder.with_name(f"{name}_result")
     return folder
 
 
-def full_plan(args: argparse.Namespace) -> PipelinePlan:
-    """Plan ``train_full_pipeline.py``: a vanilla stage before the others, unless one is given.
+def _full_plan(flags: FlagValues) -> PipelinePlan:
+    """Plan a vanilla stage before the others, unless a checkpoint is given.
 
     Photographs without cameras, and videos, get a stage that computes camera poses first.
     """
-    args = apply_presets(args)
-    require_given(args, CoarseOptions, "scene_path")
-    convert = convert_options(args)
-    args.scene_path = scene_root(args.scene_path)
-    if args.gs_output_dir is not None:
-        args.checkpoint_path = args.gs_output_dir
-        args.iteration_to_load = args.vanilla_iterations
-        plan = train_plan(args)
-        unused = [f"--{name}" for name in ("max_gaussians", "init_ply") if getattr(args, name)]
-        if unused:
-            line = f"{', '.join(unused)}: no effect with --gs_output_dir, nothing is trained before"
-            plan = replace(plan, messages=(*plan.messages, line))
-        return replace(plan, convert=convert)
-    args.checkpoint_path = stage_folder(VANILLA_FOLDER, args.scene_path, args.output_dir)
-    args.iteration_to_load = scaled(args.vanilla_iterations, args.schedule_scale)
-    plan = train_plan(args)
-    return replace(plan, convert=convert, vanilla=_vanilla_options(args, plan.coarse))
+    require_given(flags, CoarseOptions, "scene_path")
+    convert = convert_options(flags)
+    scene_path = scene_root(flags["scene_path"])
+    iterations = flags["vanilla_iterations"]
+    checkpoint = flags["gs_output_dir"]
+    is_trained = checkpoint is None
+    if is_trained:
+        checkpoint = stage_folder(VANILLA_FOLDER, scene_path, flags["output_dir"])
+        iterations = scaled(iterations, flags["schedule_scale"])
+    flags = flags.replaced(
+        scene_path=scene_path, checkpoint_path=checkpoint, iteration_to_load=iterations
+    )
+    plan = replace(_train_plan(flags), convert=convert)
+    if is_trained:
+        return replace(plan, vanilla=_vanilla_options(flags, plan.coarse))
+    unused = [f"--{name}" for name in ("max_gaussians", "init_ply") if flags[name]]
+    if not unused:
+        return plan
+    line = f"{', '.join(unused)}: no effect with --gs_output_dir, nothing is trained before"
+    return replace(plan, messages=(*plan.messages, line))
 
 
-def with_mode(args: argparse.Namespace, console: Console) -> argparse.Namespace:
-    """Return the flags with a mode, ``-r``: the given one, or one that suits the capture.
+def with_cameras(plan: PipelinePlan, console: Console) -> PipelinePlan:
+    """Compute camera poses where the capture has none; return the plan of what follows."""
+    if plan.convert is None:
+        return plan
+    # Most scenes have cameras, and what reads videos is slow to load.
+    from sugar_capture.conversion.convert_run import convert
+
+    convert(plan.convert, console)
+    return replace(plan, convert=None)
+
+
+def with_mode(plan: PipelinePlan, console: Console) -> PipelinePlan:
+    """Return a plan in the mode, ``-r``, that suits the capture.
 
     To know the capture, missing camera poses are computed first.
     """
-    if args.regularization_type is not None:
-        return args
-    args = apply_presets(args)
-    require_given(args, CoarseOptions, "scene_path")
-    options = convert_options(args)
-    if options is not None:
-        # Most scenes have cameras, and what reads videos is slow to load.
-        from sugar_capture.conversion.convert_run import convert
-
-        convert(options, console)
+    flags = with_cameras(plan, console).flags
     scene = load_scene(
-        scene_root(args.scene_path),
+        plan.coarse.scene_path,
         size_rule=SugarSize(),
-        images_dir=args.images or "images",
-        eval_split=args.eval,
+        images_dir=flags["images"] or "images",
+        eval_split=flags["eval"],
         notify=say_nothing,
     )
     mode, reason = mode_of(scene)
     console.info(f"--regularization_type {mode}: {reason}")
-    return with_flags(args, regularization_type=mode)
+    return plan_of(flags.replaced(regularization_type=mode))
 
 
 def mode_of(scene: Scene) -> tuple[str, str]:
@@ -249,55 +255,56 @@ def mode_of(scene: Scene) -> tuple[str, str]:
     return mode, reason
 
 
-def convert_options(args: argparse.Namespace) -> ConvertOptions | None:
+def convert_options(flags: FlagValues) -> ConvertOptions | None:
     """Options of the stage that computes camera poses; None where the scene has cameras.
 
     Raises:
         UserError: Several processes run, of which only one can compute poses.
     """
-    if not needs_cameras(args.scene_path):
+    scene_path = flags["scene_path"]
+    if not needs_cameras(scene_path):
         return None
     if Launch.read().size > 1:
         raise UserError(
-            f"{args.scene_path}: has no cameras yet, or those of other photographs; let one "
-            f"process find them first: {command_text('convert', '-s', args.scene_path)}"
+            f"{scene_path}: has no cameras yet, or those of other photographs; let one "
+            f"process find them first: {command_text('convert', '-s', scene_path)}"
         )
     time_limit = None
-    if args.minutes is not None:
-        seconds = 60 * args.minutes
+    if flags["minutes"] is not None:
+        seconds = 60 * flags["minutes"]
         time_limit = PoseTimeLimit(POSE_SHARE * seconds, MOST_POSE_SHARE * seconds, seconds)
     return from_args(
         ConvertOptions,
-        args,
-        source_path=args.scene_path,
+        flags,
+        source_path=scene_path,
         overwrite=False,
         time_limit=time_limit,
     )
 
 
-def _run_of(args: argparse.Namespace, stage: str) -> RunOptions:
+def _run_of(flags: FlagValues, stage: str) -> RunOptions:
     """Options of a stage's run; ``--resume PATH`` applies only to the stage of that checkpoint.
 
     The stage follows from the name of the checkpoint's folder; unknown names are coarse.
     """
-    options = from_args(RunOptions, args)
+    options = from_args(RunOptions, flags)
     if options.resume in ("auto", "none"):
         return options
     checkpoint = Path(options.resume)
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     name = folder.resolve().name
     checkpoint_stage = "coarse"
-    if name.startswith("sugarfine_") and runs_stage(args, "refine"):
+    if name.startswith("sugarfine_") and runs_stage(flags, "refine"):
         checkpoint_stage = "refine"
-    elif name == CHECKPOINT_FOLDER and getattr(args, "gs_output_dir", args) is None:
+    elif name == CHECKPOINT_FOLDER and "gs_output_dir" in flags and flags["gs_output_dir"] is None:
         checkpoint_stage = "vanilla"
     return options if checkpoint_stage == stage else replace(options, resume="auto")
 
 
-def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> VanillaOptions:
+def _vanilla_options(flags: FlagValues, coarse: CoarseOptions) -> VanillaOptions:
     """Options of the vanilla stage: held-out views and image size are those of the others."""
-    n = scaled(args.vanilla_iterations, args.schedule_scale)
-    config = from_args(VanillaConfig, args, iterations=n, optimizer=coarse.config.optimizer)
+    n = scaled(flags["vanilla_iterations"], flags["schedule_scale"])
+    config = from_args(VanillaConfig, flags, iterations=n, optimizer=coarse.config.optimizer)
     if config.robustness.robust is None:
         config = replace(config, robustness=replace(config.robustness, robust=True))
     # Learning rates per step do not grow when a schedule shrinks: after a reset, opacities take
@@ -308,19 +315,19 @@ def _vanilla_options(args: argparse.Namespace, coarse: CoarseOptions) -> Vanilla
     rules = replace(rules, densification_interval=interval, opacity_reset_interval=reset)
     return from_args(
         VanillaOptions,
-        args,
-        source_path=args.scene_path,
-        model_path=args.checkpoint_path,
-        images=args.images or "images",
+        flags,
+        source_path=flags["scene_path"],
+        model_path=flags["checkpoint_path"],
+        images=flags["images"] or "images",
         # A size that the user asks for is that of all stages; else each keeps the original's rule.
         size=None if coarse.size == SugarSize() else coarse.size,
         config=replace(config, densification=rules),
         checkpoint_interval=scaled_checkpoint_interval(
-            args.checkpoint_interval, args.schedule_scale, n
+            flags["checkpoint_interval"], flags["schedule_scale"], n
         ),
         test_iterations=(),
         save_iterations=(),
         memory=coarse.memory,
         compute=coarse.compute,
-        run=_run_of(args, "vanilla"),
+        run=_run_of(flags, "vanilla"),
     )

@@ -8,7 +8,6 @@ published ones. LPIPS gets colours in [0, 1], as in 3DGS and SuGaR, although its
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import io
@@ -57,7 +56,7 @@ from sugar_utils.console import Console
 from sugar_utils.device import upload
 from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.files import json_advice, read_json, remove_stale_temporaries, write_json_atomic
-from sugar_utils.flags import Parser, non_negative_float, positive_int
+from sugar_utils.flags import FlagValues, Parser, non_negative_float, positive_int
 from sugar_utils.libraries import install_advice
 from sugar_utils.schemas import FileName, conform
 from sugar_utils.settings import flag, from_args, parser_of
@@ -378,11 +377,11 @@ def metrics_parser(description: str | None) -> Parser:
     return parser_of(description, MetricsOptions, ExportedOptions, PresetFlags)
 
 
-def metrics_options(args: argparse.Namespace) -> MetricsOptions | ExportedOptions:
+def metrics_options(flags: FlagValues) -> MetricsOptions | ExportedOptions:
     """Make the options of the flags, with the presets resolved; of an exported file, or models."""
-    if args.exported is not None:
-        return from_args(ExportedOptions, args)
-    return from_args(MetricsOptions, apply_presets(args))
+    if flags["exported"] is not None:
+        return from_args(ExportedOptions, flags)
+    return from_args(MetricsOptions, apply_presets(flags))
 
 
 def read_scene_config(text: str) -> dict[Path, Path]:

@@ -8,17 +8,14 @@ The chosen lengths are saved in a file, so that a run that is continued has the 
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
-from pathlib import Path
 
 from gaussian_splatting.data.images import ImageStore
 from sugar_pipeline.pipeline.pipeline_flags import STAGES, runs_stage
-from sugar_pipeline.pipeline.plan import PipelinePlan
+from sugar_pipeline.pipeline.plan import PipelinePlan, plan_of
 from sugar_pipeline.timing.lengths import (
     ENOUGH,
     LEAST,
@@ -39,8 +36,8 @@ from sugar_trainers.naming import scene_name
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
 from sugar_utils.files import check_writable, read_json
+from sugar_utils.flags import FlagValues
 from sugar_utils.recipe import Recipe
-from sugar_utils.settings import with_flags
 
 SMALLEST_IMAGE = 256  # pixels along the longest side
 SHORT = 2e8  # pixels times iterations of a stage, below which nothing is estimated
@@ -53,17 +50,17 @@ def announce_end(minutes: float | None, console: Console) -> None:
         console.headline(f"--minutes {minutes:g}: to end at {end:%H:%M:%S}")
 
 
-def require_plannable(args: argparse.Namespace, given: Mapping[str, object]) -> None:
+def require_plannable(flags: FlagValues) -> None:
     """Refuse flags beside ``--minutes`` that leave nothing to plan.
 
     Raises:
         UserError: There is such a flag.
     """
-    if args.minutes is None:
+    if flags["minutes"] is None:
         return
-    if "schedule_scale" in given:
+    if "schedule_scale" in flags.given:
         raise UserError("--minutes chooses the schedules; leave --schedule_scale out")
-    if not runs_stage(args, "texture"):
+    if not runs_stage(flags, "texture"):
         raise UserError("--minutes plans whole runs; leave out --stop_after and -t False")
 
 
@@ -100,38 +97,28 @@ class TimePlan:
     The pipeline calls it with the name of the stage that comes next.
 
     Args:
-        args: The flags.
-        make: Makes the plan of flags.
-        given: Flags that were given, by name; their values are not chosen.
+        plan: Of the run; what its flags give is not chosen.
         console: Gets the messages.
         start: When the run began, by ``time.monotonic``; None: now.
     """
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        make: Callable[[argparse.Namespace], PipelinePlan],
-        given: Mapping[str, object],
-        console: Console,
-        start: float | None = None,
-    ) -> None:
-        require_plannable(args, given)
-        self._args = args
-        self._make = make
-        self._given = given
+    def __init__(self, plan: PipelinePlan, console: Console, start: float | None = None) -> None:
+        require_plannable(plan.flags)
+        self._flags = plan.flags  # with what was chosen
+        self._given = plan.flags.given
         self._console = console
         self._start = time.monotonic() if start is None else start
         self._pace: Pace | None = None  # None until the first stage is timed
         self._chosen: dict[str, dict[str, object]] = {}  # flags by name of the stage
-        name = f"time_plan_{scene_name(args.scene_path)}.json"
-        self._file = Path(args.output_dir) / name
-        self._recipe = Recipe({name: str(value) for name, value in given.items()})
+        name = f"time_plan_{scene_name(plan.flags['scene_path'])}.json"
+        self._file = plan.flags["output_dir"] / name
+        self._recipe = Recipe({name: str(value) for name, value in self._given.items()})
         self._continue_earlier_plan()
 
     def _continue_earlier_plan(self) -> None:
         """Read what an earlier process with the same flags chose, unless it starts anew."""
-        args = self._args
-        starts_anew = args.overwrite or args.resume == "none"
+        flags = self._flags
+        starts_anew = flags["overwrite"] or flags["resume"] == "none"
         if starts_anew or not self._recipe.is_current(self._file):
             return
         saved = read_json(self._file)
@@ -142,7 +129,7 @@ class TimePlan:
         self._start -= spent
         self._console.headline(
             f"going on after {spent / 60:.1f} minutes of an earlier process; the plan is "
-            f"{args.minutes:g}"
+            f"{flags['minutes']:g}"
         )
 
     @property
@@ -153,7 +140,7 @@ class TimePlan:
     @property
     def remaining(self) -> float:
         """Seconds until the run is to end."""
-        return 60 * self._args.minutes - self.spent
+        return 60 * self._flags["minutes"] - self.spent
 
     def __call__(self, stage: str, plan: PipelinePlan, images: ImageStore) -> PipelinePlan:
         """Return the plan with the length of the stage that comes next."""
@@ -169,9 +156,9 @@ class TimePlan:
         position = STAGES.index(stage)
         for name, values in self._chosen.items():
             if STAGES.index(name) <= position:
-                self._args = with_flags(self._args, **values)
+                self._flags = self._flags.replaced(**values)
         earlier = {name: getattr(plan, name) for name in STAGES[:position]}
-        return replace(self._make(self._args), given=plan.given, **earlier)
+        return replace(plan_of(self._flags), flags=plan.flags, **earlier)
 
     def _save(self) -> None:
         """Write the choices, so that a run that is continued has the same settings."""
@@ -185,9 +172,9 @@ class TimePlan:
             speed=None if pace is None else asdict(pace.speed),
         )
 
-    def preview(self, images: ImageStore) -> None:
+    def preview(self, plan: PipelinePlan, images: ImageStore) -> None:
         """Print what the coarse stage would be given."""
-        self._choose("coarse", self._make(self._args), images)
+        self._choose("coarse", plan, images)
 
     def _choose(self, stage: str, plan: PipelinePlan, images: ImageStore) -> dict[str, object]:
         """Flags that give a stage its length; those of the first one also give sizes."""
@@ -197,7 +184,7 @@ class TimePlan:
         sizes: dict[str, int] = {}
         if is_first:
             sizes, speed = self._sized(stage, plan, speed, images)
-            plan = self._make(with_flags(self._args, **sizes))
+            plan = plan_of(self._flags.replaced(**sizes))
             pace = Pace.of(stage, plan, speed)
         elif self._pace is not None:
             pace = self._pace
@@ -215,7 +202,7 @@ class TimePlan:
         sizes: dict[str, int] = {}
         while True:
             triangles = self._triangles(plan, speed)
-            plan = self._make(with_flags(self._args, **sizes, **triangles))
+            plan = plan_of(self._flags.replaced(**sizes, **triangles))
             side = max(speed.width, speed.height) // 2
             is_size_given = plan.coarse.size != SugarSize(**sizes)
             pace = Pace.of(stage, plan, speed)
@@ -223,7 +210,7 @@ class TimePlan:
             if n_possible >= ENOUGH[stage] or side < SMALLEST_IMAGE or is_size_given:
                 return sizes | triangles, speed
             sizes = {"img_size_limit": side}
-            plan = self._make(with_flags(self._args, **sizes, **triangles))
+            plan = plan_of(self._flags.replaced(**sizes, **triangles))
             speed = self._measured(stage, plan, images)
 
     def _measured(self, stage: str, plan: PipelinePlan, images: ImageStore) -> Speed:
@@ -238,7 +225,7 @@ class TimePlan:
             return {}
         assert plan.refine is not None, "--minutes plans whole runs"
         suitable = TRIANGLES_PER_PIXEL * speed.width * speed.height
-        affordable = affordable_triangles(self._args.minutes)
+        affordable = affordable_triangles(self._flags["minutes"])
         most = plan.refine.config.n_vertices_in_fg
         return {"n_vertices_in_mesh": max(1, round(min(suitable, affordable, most)))}
 
@@ -267,7 +254,7 @@ class TimePlan:
             return
         enough = math.ceil((self.spent + seconds_of_lengths(ENOUGH, plan, pace)) / 60)
         self._console.warn(
-            f"{self._args.minutes:g} minutes are too short for this capture, so the run takes "
+            f"{self._flags['minutes']:g} minutes are too short for this capture, so the run takes "
             "longer and may be poor",
             f"--minutes {enough}, or fewer photographs",
         )
