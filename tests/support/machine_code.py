@@ -38,7 +38,9 @@ class _Section(NamedTuple):
     link: int
 
 
-def usages(module: wp.Module | ModuleType, architecture: int, folder: Path) -> dict[str, list[Usage]]:
+def usages(
+    module: wp.Module | ModuleType, architecture: int, folder: Path
+) -> dict[str, list[Usage]]:
     """Compile a module for a GPU; return what its kernels use, for each overload, by name."""
     paths = wp.compile_aot_module(
         module, device=None, arch=architecture, module_dir=folder, use_ptx=False
