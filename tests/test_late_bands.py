@@ -75,7 +75,11 @@ def multiview(optimizer):
     views = cameras()
     photographs = MadeUpPhotographs(photograph)
     comparer = ViewComparer(
-        NeighborViews(views, EXTENT), photographs, EXTENT, comparison_rule(config)
+        NeighborViews(views, EXTENT),
+        photographs,
+        EXTENT,
+        comparison_rule(config),
+        device=torch.device("cpu"),
     )
     cloud = as_cloud(make_scene(CASE)[0])
     return MultiviewStage(cloud, config, Region(EXTENT), views, comparer, lambda message: None)

@@ -56,7 +56,9 @@ def _multiview(cloud: GaussianCloud, cameras: Sequence[Camera]) -> MultiviewStag
     config = MultiviewConfig()
     neighbors = NeighborViews(cameras, EXTENT)
     images = MadeUpPhotographs(photograph)
-    comparer = ViewComparer(neighbors, images, EXTENT, comparison_rule(config))
+    comparer = ViewComparer(
+        neighbors, images, EXTENT, comparison_rule(config), device=cloud.means.device
+    )
     return MultiviewStage(cloud, config, Region(EXTENT), cameras, comparer, lambda message: None)
 
 
