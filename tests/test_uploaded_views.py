@@ -18,6 +18,7 @@ from tests.support.step_scenes import MadeUpPhotographs
 from tests.support.tiny_scene import tiny_cameras
 
 GPU = torch.device("cuda")
+BYTES = 10 * 2**20  # of a photograph on the stand-in
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def gpu(monkeypatch):
     fake = SimpleNamespace(Stream=MagicMock(), stream=MagicMock(), current_stream=MagicMock())
     fake.Event = MagicMock()
     monkeypatch.setattr(view_sampling.torch, "cuda", fake)
-    copies = MagicMock(side_effect=lambda tensor, device: MagicMock(source=tensor))
+    copies = MagicMock(side_effect=lambda tensor, device: MagicMock(nbytes=BYTES))
     monkeypatch.setattr(view_sampling, "upload", copies)
     return SimpleNamespace(cuda=fake, copies=copies)
 
@@ -67,8 +68,40 @@ def test_another_view_is_copied_when_it_is_asked_for(gpu, changed):
     assert gpu.copies.call_count == n_before + 1
     gpu.cuda.current_stream.return_value.wait_event.assert_not_called()
     # What was sent for nothing is not used later either.
-    views.get(asked, 1.0)
+    views.get(tiny_cameras(1)[0], 1.0)
     assert gpu.copies.call_count == n_before + 2
+
+
+def test_photographs_that_fit_stay_on_the_gpu(gpu):
+    views = views_of(GPU)
+    cameras = tiny_cameras(5)
+    for camera in cameras:
+        views.send_ahead(camera, 1.0)
+        views.get(camera, 1.0)
+    assert gpu.copies.call_count == 5
+    n_fitting = view_sampling.KEPT_BYTES // BYTES
+    for camera in cameras[:n_fitting]:
+        views.prefetch(camera)
+        views.send_ahead(camera, 1.0)
+        assert views.get(camera, 1.0)[0] is camera
+    assert gpu.copies.call_count == 5
+    for camera in cameras[n_fitting:]:
+        views.get(camera, 1.0)
+    assert gpu.copies.call_count == 10 - n_fitting
+
+
+def test_photographs_of_another_size_are_sent_anew(gpu):
+    images = SimpleNamespace(
+        serve=lambda device: None,
+        get=lambda camera: torch.zeros(8, 8, 3, dtype=torch.uint8),
+        scaled=lambda camera, scale, make: torch.zeros(4, 4, 3, dtype=torch.uint8),
+        drop_scaled=lambda scale: None,
+    )
+    views = UploadedViews(images, GPU)
+    camera = tiny_cameras(1)[0]
+    sizes = [views.get(camera, scale)[0].width for scale in (0.5, 0.5, 1.0, 1.0)]
+    assert sizes[0] == sizes[1] < sizes[2] == sizes[3]
+    assert gpu.copies.call_count == 2
 
 
 def test_a_cpu_sends_nothing_ahead():
