@@ -3,7 +3,7 @@
 #
 #   benchmarks/pack_for_gpu.sh pack FOLDER [PYTHON [PACKAGE...]]
 #       Where there is a network: fetch packages for that version of Python (default 3.12) on Linux,
-#       and write FOLDER/site.00, site.01, ... of at most 60 MiB each, with their checksums.
+#       and write FOLDER/site.00, site.01, ... of at most 45 MiB each, with their checksums.
 #       Without PACKAGE what check.py imports: requirements-without-torch.txt without Open3D, the
 #       viewer, videos and texture atlases of xatlas. HAVE=FILE names packages that the machine has,
 #       as "pip freeze" writes them there; they are left out. LEVEL=9 makes parts that are a fifth
@@ -16,7 +16,7 @@
 # one dictionary for all of them bring Warp's 336 MiB to 97, at LEVEL=9 to 75.
 set -euo pipefail
 
-PART=60M
+PART=45M
 LEVEL=${LEVEL:-2}
 NOT_IMPORTED='^(open3d|viser|av|xatlas|trimesh)\b'
 root=$(cd "$(dirname "$0")/.." && pwd)

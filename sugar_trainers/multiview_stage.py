@@ -101,6 +101,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
         self._config = config
         self._cameras = list(cameras)
         self._comparer = comparer
+        self.further_images = comparer
         self._rasterizer = comparer.rasterizer
         self._notify = notify
         sky = SkySphere.around(self._cameras, region.extent)
@@ -236,6 +237,7 @@ def build_multiview_stage(
         scene.extent,
         comparison_rule(config),
         context.rasterizer,
+        device=cloud.means.device,
     )
     return MultiviewStage(
         cloud,

@@ -78,6 +78,7 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         self._export = export
         self._rasterizer = rasterizer
         self._comparer = comparer
+        self.further_images = comparer
         # The topology never changes, so what follows from it is found once.
         self._placement = mesh_bound.Binding(cloud)
         self._pairs = PairsOfTriangles(adjacent_face_pairs(cloud.faces), len(cloud.vertices))
@@ -245,6 +246,7 @@ def build_refine_stage(
             scene.extent,
             ComparisonRule(MultiviewConfig().multiview_pixels, config.random_seed),
             context.rasterizer,
+            device=cloud.opacity_logits.device,
         )
     return RefineStage(
         cloud, config, scene.extent, export, context.rasterizer, context.components, comparer

@@ -20,6 +20,7 @@ from gaussian_splatting.engine.reporting.view_pictures import grey_picture
 from gaussian_splatting.engine.stage import StepResources
 from gaussian_splatting.engine.strips import ImageSplit, sort_into_tiles
 from gaussian_splatting.engine.training_views import TrainingView, is_counted
+from gaussian_splatting.engine.view_sampling import UploadedViews
 from gaussian_splatting.rasterization import (
     WARP,
     Rasterizer,
@@ -129,7 +130,13 @@ class ComparisonRule:
 
 
 class ViewComparer:
-    """Chooses neighbour and pixels for the comparison of each view of a step."""
+    """Chooses neighbour and pixels for the comparison of each view of a step.
+
+    It is :class:`~gaussian_splatting.engine.stage.FurtherImages` of its stage.
+
+    Args:
+        device: Where photographs of neighbours are compared.
+    """
 
     def __init__(
         self,
@@ -138,10 +145,12 @@ class ViewComparer:
         extent: float,
         rule: ComparisonRule,
         rasterizer: Rasterizer = WARP,
+        *,
+        device: torch.device,
     ) -> None:
         self.reach = REACH * extent  # Gaussians up to this depth are planes
         self._neighbors = neighbors
-        self._images = images
+        self._views = UploadedViews(images, device)
         self.rasterizer = rasterizer
         self._pixels = rule.n_pixels
         self._seed = rule.seed
@@ -178,7 +187,7 @@ class ViewComparer:
         return _comparison(gray_of(view.target), neighbor, depth_of(neighbor.camera))
 
     def _neighbor(self, view: TrainingView) -> Neighbor | None:
-        camera = self._neighbors.draw(view.camera.name, self._seed, view.iteration, view.index)
+        camera = self._drawn(view.camera, view.iteration, view.index)
         if camera is None:
             return None
         rng = generator(self._seed, "compared pixels", *draw_labels(view.iteration, view.index))
@@ -186,11 +195,27 @@ class ViewComparer:
         tolerance = max(1.0, GRADUATION / max(1, view.iteration - self._first))
         return self._neighbor_of(view.camera, camera, pixels, tolerance)
 
+    def _drawn(self, camera: Camera, iteration: int, view_index: int) -> Camera | None:
+        """The neighbour that a view is compared with."""
+        return self._neighbors.draw(camera.name, self._seed, iteration, view_index)
+
+    def prefetch(self, camera: Camera, iteration: int, view_index: int) -> None:
+        """Have the photograph of a view's neighbour decoded in the background."""
+        neighbor = self._drawn(camera, iteration, view_index) if self._pixels else None
+        if neighbor is not None:
+            self._views.prefetch(neighbor)
+
+    def send_ahead(self, camera: Camera, iteration: int, view_index: int) -> None:
+        """Begin to send the photograph of a view's neighbour to the device."""
+        neighbor = self._drawn(camera, iteration, view_index) if self._pixels else None
+        if neighbor is not None:
+            self._views.send_ahead(neighbor, 1.0)
+
     def _neighbor_of(
         self, camera: Camera, neighbor: Camera, pixels: Tensor, tolerance: float | None = None
     ) -> Neighbor:
         device = pixels.device
-        photograph = upload(self._images.get(neighbor), device)
+        _, photograph = self._views.get(neighbor, 1.0)
         numbers = pair_numbers(ViewPair.of(camera, neighbor), device, tolerance)
         return Neighbor(neighbor, photograph, pixels, numbers)
 
@@ -199,7 +224,7 @@ class ViewComparer:
         self, gaussians: Gaussians, camera: Camera, split: ImageSplit
     ) -> dict[str, Tensor]:
         """Agreement of colour and depth with the best neighbour; white is best. (H, W, 3) uint8"""
-        gray = gray_of(upload(self._images.get(camera), gaussians.means.device))
+        gray = gray_of(self._views.get(camera, 1.0)[1])
         correlation = torch.zeros_like(gray)
         weights = torch.zeros_like(gray)
         neighbors = self._neighbors.of(camera.name) or self._neighbors.among(camera)

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from sugar_utils.errors import Notify
+
 _PROC_STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -26,6 +28,9 @@ _NO_MEMORY = (
     "CUDA error: out of memory",  # the driver, outside torch's allocator
     "Failed to allocate",  # Warp
 )
+
+
+_LEAST_SPILL = 128 * 2**20  # bytes; drivers round what they count
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,53 @@ def release_cached(device: torch.device | str) -> None:
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
+
+
+def release_pinned() -> None:
+    """Return page-locked memory that torch keeps for later copies to the system.
+
+    torch has no public function for that, and some versions have none at all.
+    """
+    if torch.cuda.is_available():
+        getattr(torch._C, "_host_emptyCache", gc.collect)()
+
+
+def spilled_bytes(device: torch.device | str) -> int:
+    """Bytes of a GPU's tensors that do not lie on the GPU; 0 on a CPU.
+
+    Drivers for Windows take memory of the host where that of the GPU is used up, without an error.
+    So torch has more than the driver says is used there.
+    """
+    device = torch.device(device)
+    if device.type != "cuda":
+        return 0
+    n_free, n_bytes = torch.cuda.mem_get_info(device)
+    n_spilled = torch.cuda.memory_reserved(device) - (n_bytes - n_free)
+    return n_spilled if n_spilled >= _LEAST_SPILL else 0
+
+
+class SpillWatch:
+    """Warns once that tensors of a GPU lie in the memory of the host; a run looks now and then."""
+
+    def __init__(self, device: torch.device, warn: Notify) -> None:
+        self._device = device
+        self._warn = warn
+        self._has_warned = False
+
+    def look(self) -> None:
+        """Return cached memory if tensors are spilled, and warn if some still are."""
+        if self._has_warned or not spilled_bytes(self._device):
+            return
+        release_cached(self._device)
+        n_spilled = spilled_bytes(self._device)
+        if n_spilled:
+            self._has_warned = True
+            n_allocated = torch.cuda.memory_allocated(self._device)
+            self._warn(
+                f"{format_bytes(n_spilled)} of the GPU's {format_bytes(n_allocated)} of tensors "
+                "lie in the memory of the host, which makes training many times slower: close "
+                "other programs, or give a smaller --vram_budget or --max_gaussians"
+            )
 
 
 def trim_heap() -> None:

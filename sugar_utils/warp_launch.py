@@ -65,6 +65,10 @@ Dim = int | tuple[int, int]  # work items of a launch, or its blocks and threads
 _THREAD = threading.local()  # ``launches``: the prepared launches of a thread
 MAX_BOUNDS = 64  # numbers of items that a recorded launch remembers
 MAX_ROWS = 2**31 - 1  # Warp counts rows with 32 bits; bytes between them with 64
+BLOCK_DIMS = (64, 128, 256)  # threads of a block on a GPU; the last one is what Warp compiles for
+REGISTERS = 65_536  # of a multiprocessor, of every generation since 2014
+BLOCKS_TOGETHER = 4  # that the registers of a multiprocessor have room for
+SMALL_LAUNCH = 100_000  # items; in blocks of 256 they are fewer than three for a multiprocessor
 
 
 @contextlib.contextmanager
@@ -194,7 +198,6 @@ def launch(
     *,
     device: torch.device | None = None,
     min_items: int = 1,
-    block_dim: int = 256,
 ) -> None:
     """Run ``kernel(first, *inputs)`` for ``n_items`` items on the device of its tensors.
 
@@ -204,7 +207,6 @@ def launch(
         inputs: The other arguments.
         device: Needed where no argument is a tensor.
         min_items: Least number of items of a range on the CPU.
-        block_dim: Threads of a block on a GPU; fewer suit kernels with many registers.
     """
     if n_items == 0:
         return
@@ -219,8 +221,26 @@ def launch(
             run_ranges(prepared.run_range, n_items, min_items=min_items)
         return
     stream = torch_stream(device)
-    prepared = _prepare(kernel, n_items, [0, *inputs], stream=stream, block_dim=block_dim)
-    prepared.run(n_items, stream)
+    prepared = _prepare(kernel, n_items, [0, *inputs], stream=stream)
+    prepared.run(n_items, stream, block_dim_of(kernel, n_items))
+
+
+def block_dim_of(kernel: Kernel, n_items: int) -> int:
+    """Threads of a block on a GPU for a kernel that does not depend on their number.
+
+    Blocks share the registers of a multiprocessor: one that takes more than half of them leaves the
+    rest idle. Few items are best spread over many multiprocessors.
+
+    Args:
+        kernel: With more than 64 registers it says how many it may have: ``cuda_max_registers``.
+        n_items: Number of work items.
+    """
+    smallest = BLOCK_DIMS[0]
+    if n_items < SMALL_LAUNCH:
+        return smallest
+    registers = kernel.options.get("cuda_max_registers", 1)
+    n_threads = REGISTERS // registers // BLOCKS_TOGETHER
+    return max((size for size in BLOCK_DIMS if size <= n_threads), default=smallest)
 
 
 def _device_of(inputs: Sequence[object]) -> torch.device:
@@ -265,7 +285,7 @@ def launch_blocks(
         shape = (n_blocks, block_dim)
         n_threads = together * block_dim
         prepared = _prepare(kernel, shape, inputs, stream=stream, block_dim=n_threads)
-        prepared.run(shape, stream)
+        prepared.run(shape, stream, n_threads)
         return
     if not HAS_FIBERS:
         raise UserError(
@@ -287,7 +307,7 @@ def _prepare(
     *,
     device: str | None = None,
     stream: wp.Stream | None = None,
-    block_dim: int = 256,
+    block_dim: int = BLOCK_DIMS[-1],
 ) -> PreparedLaunch:
     """This thread's recorded launch of a kernel, with these arguments."""
     launches = _THREAD.__dict__.setdefault("launches", {})
@@ -491,7 +511,7 @@ class PreparedLaunch:
         *,
         device: str | None = None,
         stream: wp.Stream | None = None,
-        block_dim: int = 256,
+        block_dim: int = BLOCK_DIMS[-1],
     ) -> None:
         self.kernel = kernel
         is_array = [isinstance(value, Argument) for value in arguments]
@@ -525,11 +545,16 @@ class PreparedLaunch:
         for slot, value in zip(self._slots, arguments, strict=True):
             slot.take(value)
 
-    def run(self, dim: Dim, stream: wp.Stream | None = None) -> None:
-        """Launch with these bounds, on a stream of a GPU."""
+    def run(self, dim: Dim, stream: wp.Stream | None, block_dim: int) -> None:
+        """Launch with these bounds on a stream of a GPU, with so many threads in a block.
+
+        Warp compiles a module for a number of threads, which matters to tile kernels alone: others
+        run with any number, and need not be compiled for each.
+        """
         if dim != self._dim:
             self._launch.set_dim(dim)
             self._dim = dim
+        self._launch.block_dim = block_dim
         self._launch.launch(stream=stream)
 
     def run_all(self, count: int) -> None:

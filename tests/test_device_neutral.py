@@ -105,7 +105,9 @@ def stages(tmp_path, scene, images):
     neighbors = NeighborViews(scene.cameras, EXTENT, far)
     comparing = MultiviewConfig(multiview_pixels=500)
     cameras = scene.cameras
-    comparer = ViewComparer(neighbors, images, EXTENT, ComparisonRule(500, 0))
+    comparer = ViewComparer(
+        neighbors, images, EXTENT, ComparisonRule(500, 0), device=cloud_on_gpu().means.device
+    )
     multiview = MultiviewStage(
         cloud_on_gpu(), comparing, everywhere(EXTENT), cameras, comparer, lambda line: None
     )

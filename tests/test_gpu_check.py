@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 from collections import namedtuple
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,9 @@ import torch
 from benchmarks.gpu import check as gpu_check
 from benchmarks.gpu.common import Setup, SkipCheck, compare, equal
 from benchmarks.gpu.comparison import by_cuda_rasterizer
+from benchmarks.gpu.recorded import CountingRecorder
 from benchmarks.gpu.runner import FAILED, OK, OUT_OF_TIME, SKIPPED, Runner, Section
+from benchmarks.gpu.training import _recordings
 from gaussian_splatting.rasterization import project
 from tests.support.pretend_device import pretend_gpu
 from tests.support.step_scenes import large_scene
@@ -29,11 +32,15 @@ from tests.support.tiny_scene import REPOSITORY
 BROKEN = Section("broken", "tests.support.broken_checks", 1.0)
 SETUP = {"device": "cpu", "quick": True, "scene": None, "work": ""}
 
-NOT_PRETENDED = {"tile lists"}
-"""Lists of nothing leave values that the pretended device takes for those of the host's lists."""
+NOT_PRETENDED = {"tile lists", "resume"}
+"""Lists of nothing leave values that the pretended device takes for those of the host's lists;
+whole runs have a test of their own, in ``test_device_neutral``."""
 
 PRETENDED = [section for section in gpu_check.SECTIONS if section.name != "training"]
-"""Whole runs have such a test of their own, in ``test_device_neutral``."""
+"""Whole runs, likewise."""
+
+LEFT_OUT = ("open3d", "viser", "av", "xatlas", "trimesh", "pytest", "bpy")
+"""Packages that ``pack_for_gpu.sh`` does not carry."""
 
 
 def test_errors_are_relative_to_the_largest_of_a_column():
@@ -135,6 +142,70 @@ def test_one_broken_check_hides_no_other(tmp_path):
     again = {row.check: row.shown for row in runner.rows if not row.what}
     assert again["raises"].endswith("| with blocking launches: ValueError: two lines")
     assert again["dies"].endswith("code 7: words of the dying")
+
+
+@pytest.mark.slow
+def test_checks_that_are_apart_have_processes_of_their_own(tmp_path):
+    runner = Runner(replace(BROKEN, is_apart=True), SETUP, time.monotonic() + 60, tmp_path)
+    whole = Runner(BROKEN, SETUP, time.monotonic() + 60, tmp_path / "whole")
+    rows = [(row.check, row.what, row.status) for row in runner.run()]
+    assert rows == [(row.check, row.what, row.status) for row in whole.run()]
+    assert runner._n_processes > whole._n_processes
+
+
+def test_a_process_that_cannot_be_killed_holds_nothing_up(tmp_path, monkeypatch):
+    class Held:
+        """A process in the hands of a driver."""
+
+        def wait(self, timeout):
+            raise subprocess.TimeoutExpired("check", timeout)
+
+        def kill(self):
+            """Nothing happens."""
+
+    monkeypatch.setattr(subprocess, "Popen", lambda *command, **how: Held())
+    rows = Runner(BROKEN, SETUP, time.monotonic() + 60, tmp_path).run()
+    assert [(row.status, row.shown) for row in rows] == [(SKIPPED, OUT_OF_TIME)]
+
+
+def test_what_was_never_run_on_a_gpu_comes_first():
+    names = [section.name for section in gpu_check.SECTIONS]
+    begin = ["environment", "compilation", "recorder", "recorded", "parity", "recorded_times"]
+    assert names[: len(begin)] == begin
+    assert names.index("training") < names.index("host_bands") < names.index("determinism")
+    assert {section.name for section in gpu_check.SECTIONS if section.is_apart} == {"recorder"}
+
+
+def test_checks_import_nothing_that_is_left_out_of_the_pack():
+    modules = [section.module for section in gpu_check.SECTIONS]
+    program = (
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({LEFT_OUT!r}))\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-1000:]
+
+
+@pytest.mark.parametrize(
+    ("mode", "on_cuda", "n_repeated", "log", "ok"),
+    [
+        ("auto", True, 80, "", True),
+        ("auto", True, 80, "every launch is made by the host, without CUDA graphs: x", False),
+        ("auto", True, 10, "", False),
+        ("off", True, 0, "", True),
+        ("off", True, 3, "", False),
+        ("auto", False, 0, "", True),
+    ],
+)
+def test_a_run_that_gives_up_recording_fails(mode, on_cuda, n_repeated, log, ok, tmp_path):
+    (tmp_path / "log.txt").write_text(f"iteration 1\n{log}\n", encoding="utf-8")
+    counter = CountingRecorder(None)
+    counter.n_repeated = n_repeated
+    setup = SimpleNamespace(on_cuda=on_cuda)
+    assert _recordings(mode, setup, tmp_path, [counter], 100).ok == ok
 
 
 @pytest.mark.slow

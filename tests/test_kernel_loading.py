@@ -75,6 +75,7 @@ def test_a_launch_waits_for_a_module_that_another_thread_loads(device, monkeypat
     # Warp's device of the CPU, which launches like those of GPUs.
     stream = SimpleNamespace(device=wp.get_device("cpu"))
     monkeypatch.setattr(warp_launch, "torch_stream", lambda device: stream)
+    monkeypatch.setattr(warp_launch, "block_dim_of", lambda kernel, n_items: 1)
     warp_launch._load_once.cache_clear()
     values = torch.ones(4)
     with ThreadPoolExecutor(1) as pool:

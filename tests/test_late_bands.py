@@ -15,6 +15,7 @@ from gaussian_splatting.core import color_gradients
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim import adam, band_steps, late_bands, row_storage
+from gaussian_splatting.optim.host_memory import host_empty
 from gaussian_splatting.optim.late_bands import LateBands
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.optim.row_storage import DeviceRows, HostRows
@@ -74,7 +75,11 @@ def multiview(optimizer):
     views = cameras()
     photographs = MadeUpPhotographs(photograph)
     comparer = ViewComparer(
-        NeighborViews(views, EXTENT), photographs, EXTENT, comparison_rule(config)
+        NeighborViews(views, EXTENT),
+        photographs,
+        EXTENT,
+        comparison_rule(config),
+        device=torch.device("cpu"),
     )
     cloud = as_cloud(make_scene(CASE)[0])
     return MultiviewStage(cloud, config, Region(EXTENT), views, comparer, lambda message: None)
@@ -245,6 +250,46 @@ def test_rows_on_the_host_are_those_on_the_device(monkeypatch):
         expected = on_device.copied(values, storage_type, device)
         assert torch.equal(stored, expected)
         assert stored.data_ptr() != values.data_ptr()
-        assert torch.equal(on_host.selected(stored, keep), on_device.selected(expected, keep))
-        assert torch.equal(on_host.extended(stored, more), on_device.extended(expected, more))
+        longer = on_host.extended(stored, more)
+        assert torch.equal(longer, on_device.extended(expected, more))
+        kept = on_host.selected(stored, keep)
+        assert torch.equal(kept, on_device.selected(expected, keep))
         assert not on_host.zeros_like(stored, torch.bfloat16).any()
+
+
+def test_the_number_of_rows_on_the_host_changes_in_place(monkeypatch):
+    """Memory is taken anew only where a quarter more rows than at the last time are needed."""
+    monkeypatch.setattr(row_storage, "ROWS_PER_PIECE", 64)
+    taken = []
+
+    def watched(shape, *how):
+        taken.append(shape[0])
+        return host_empty(shape, *how)
+
+    monkeypatch.setattr(row_storage, "host_empty", watched)
+    draws = torch.Generator().manual_seed(0)
+    values = torch.randn(1000, 15, 3, generator=draws)
+    storage = HostRows()
+    rows = storage.copied(values, torch.float32, torch.device("cpu"))
+    for _ in range(20):
+        more = torch.randn(round(0.06 * len(rows)), 15, 3, generator=draws)
+        values = torch.cat([values, more])
+        rows = storage.extended(rows, more)
+        assert torch.equal(rows, values)
+        keep = torch.rand(len(rows), generator=draws) > 0.02
+        values = values[keep]
+        rows = storage.selected(rows, keep)
+        assert torch.equal(rows, values)
+        assert rows.is_contiguous()
+    assert len(rows) > 2000
+    assert len(taken) <= 5
+    assert taken[-1] <= 1.25 * 1.06 * len(rows)
+
+
+def test_all_rows_may_go_and_others_come():
+    storage = HostRows()
+    rows = storage.copied(torch.ones(5, 15, 3), torch.float32, torch.device("cpu"))
+    none = storage.selected(rows, torch.zeros(5, dtype=torch.bool))
+    assert none.shape == (0, 15, 3)
+    more = torch.full((7, 15, 3), 2.0)
+    assert torch.equal(storage.extended(none, more), more)

@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from sugar_utils import memory
-from sugar_utils.memory import available_bytes, format_bytes, memory_usage, reset_peak, trim_heap
+from sugar_utils.memory import (
+    SpillWatch,
+    available_bytes,
+    format_bytes,
+    memory_usage,
+    release_pinned,
+    reset_peak,
+    spilled_bytes,
+    trim_heap,
+)
 
 MIB = 2**20
 
@@ -115,3 +124,63 @@ def test_cuda_peak_counts_torch_allocations():
     assert usage.kind == "CUDA"
     assert usage.peak - before >= 32 * MIB
     assert available_bytes("cuda") > 0
+
+
+GIB = 2**30
+
+
+class Driver:
+    """A GPU of 8 GiB whose driver takes what is missing from the host."""
+
+    def __init__(self, monkeypatch, *, others: int) -> None:
+        self.reserved = 0
+        self.allocated = 0
+        self._others = others  # bytes of other programs
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free, 8 * GIB))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: self.reserved)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.allocated)
+        monkeypatch.setattr(memory, "release_cached", self.release)
+
+    @property
+    def free(self) -> int:
+        return max(0, 8 * GIB - self._others - self.reserved)
+
+    def release(self, device) -> None:
+        self.reserved = self.allocated
+
+
+def test_tensors_that_the_driver_keeps_on_the_host_are_named_once(monkeypatch):
+    driver = Driver(monkeypatch, others=GIB)
+    warnings = []
+    watch = SpillWatch(torch.device("cuda", 0), warnings.append)
+    driver.reserved = 7 * GIB
+    driver.allocated = 6 * GIB
+    watch.look()
+    assert spilled_bytes("cuda") == 0
+    driver.reserved = 10 * GIB
+    # What is cached only goes back without a word.
+    watch.look()
+    assert not warnings
+    driver.allocated = driver.reserved = 10 * GIB
+    watch.look()
+    watch.look()
+    (line,) = warnings
+    assert "2.00 GiB of the GPU's 10.0 GiB of tensors lie in the memory of the host" in line
+    assert "--vram_budget" in line
+
+
+def test_nothing_is_spilled_on_a_cpu():
+    watch = SpillWatch(torch.device("cpu"), pytest.fail)
+    watch.look()
+    assert spilled_bytes("cpu") == 0
+
+
+def test_pinned_blocks_go_back_where_torch_can_return_them(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: calls.append(1), raising=False)
+    release_pinned()
+    assert calls == [1]
+    monkeypatch.delattr(torch._C, "_host_emptyCache")
+    release_pinned()
+    assert calls == [1]

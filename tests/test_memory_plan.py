@@ -11,6 +11,7 @@ import torch
 from benchmarks.memory import Setting, weigh_setting
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.memory_plan import (
+    HELD_BYTES,
     MemoryChoice,
     MemoryOptions,
     MemoryPlan,
@@ -23,6 +24,8 @@ from gaussian_splatting.engine.memory_plan import (
     predicted_bytes,
     recording_bytes,
 )
+from gaussian_splatting.engine.recording.cuda_graph import CudaRecorder
+from gaussian_splatting.engine.recording.recordings import Recordings
 from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import project
@@ -34,6 +37,8 @@ from sugar_trainers.stage_config import DensificationLimit, MultiviewConfig
 from sugar_trainers.stage_memory import predict_coarse, stage_loads
 from sugar_utils.errors import UserError, say_nothing
 from tests.support.brief_runs import brief_coarse
+from tests.support.graph_pools import graph_pools
+from tests.support.recorded_training import STAGES, trained
 from tests.support.tiny_scene import run_cli, tiny_cameras, tiny_cloud
 
 SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_chunk": 20_000}
@@ -92,14 +97,14 @@ def test_multiview_is_forecast_for_as_many_gaussians_as_it_may_have():
 
 N, PHOTOGRAPH = 1_000_000, 3 * 1920 * 1244
 FIRST = MemoryPlan(ImageSplit(), 1_000_000)
+VIEW = ViewLoad(1920, 1244, N, 2_500_000)
 SHAPES = {"means": 3, "sh_dc": 3, "sh_rest": 45, "opacity_logits": 1, "log_scales": 3, "quats": 4}
 
 
 def loads_of(optimizer):
     tensors = {name: torch.empty(N, width, device="meta") for name, width in SHAPES.items()}
-    view = ViewLoad(1920, 1244, N, 2_500_000)
     model = ModelLoad.of(tensors, optimizer)
-    load = StepLoad(N, model, view, "full", 40 * N, samples=1_000_000, neighbors=16)
+    load = StepLoad(N, model, VIEW, "full", 40 * N, samples=1_000_000, neighbors=16)
     return {"geometry": load}
 
 
@@ -215,6 +220,66 @@ def test_recorded_passes_get_what_is_left_over_and_cost_no_strips():
     assert any("there are no recorded passes" in line for line in short.lines())
     # What a pass needs for a while lies there twice: recorded, and launch by launch.
     assert 0.3 * whole < more < whole
+
+
+STAGES_AT_FULL_SIZE = {
+    "entropy": StepLoad(N, ModelLoad(0, 0), VIEW, activation=40 * N),
+    "geometry": StepLoad(
+        N, ModelLoad(0, 0), VIEW, "full", activation=40 * N, samples=1_000_000, neighbors=16
+    ),
+    "sdf": StepLoad(
+        N, ModelLoad(0, 0), VIEW, "depth", activation=40 * N, samples=1_000_000, neighbors=16
+    ),
+    "multiview": StepLoad(N, ModelLoad(0, 0), VIEW, "planes", activation=40 * N),
+    "refine": StepLoad(N, ModelLoad(0, 0), VIEW, "planes", activation=52 * N, fixed=80 * 10**6),
+}
+
+
+@pytest.mark.parametrize("phase", STAGES_AT_FULL_SIZE)
+@pytest.mark.parametrize("gib", [4, 6, 8])
+def test_every_stage_of_a_million_gaussians_has_a_plan_for_common_cards(gib, phase):
+    """1920 x 1244 pixels; what steps and recorded passes take at once is within the budget."""
+    budget = gib * 2**30
+
+    def loads(optimizer):
+        model = loads_of(optimizer)["geometry"].model
+        return {phase: replace(STAGES_AT_FULL_SIZE[phase], model=model)}
+
+    options = MemoryOptions()
+    choice = choose(loads, OptimizerConfig(), FIRST, options, budget, [], records=True)
+    taken = choice.peak + (choice.recording_bytes if choice.plan.records else 0)
+    assert taken <= budget
+    assert choice.plan.records or gib < 8
+    # A round of densification: one parameter at a time lies there twice, without recordings.
+    model = loads(OptimizerConfig())[phase].model
+    assert model.parameters + model.moments + 3 * 180 * N <= budget
+
+
+@pytest.mark.parametrize("name", ["vanilla", "coarse", "multiview"])
+def test_recorded_passes_hold_no_more_than_is_planned(name, monkeypatch):
+    """Counted in the pools of a stand-in for torch's allocator."""
+    held = []
+    put = Recordings.put
+
+    def watched(recordings, key, recorded):
+        put(recordings, key, recorded)
+        tensors = [*recorded._gradients.dense.values()]
+        tensors += [gradient.colors for gradient in recorded._gradients.of_colors]
+        tensors += [recorded._result.radii, recorded._result.d_means2d]
+        storages = {tensor.untyped_storage() for tensor in tensors if tensor is not None}
+        n_bytes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        held.append((sum(n_bytes.values()), len(recorded._result.radii)))
+
+    monkeypatch.setattr(Recordings, "put", watched)
+    build, first = STAGES[name]
+    with graph_pools() as pools:
+        stage, _ = trained(CudaRecorder(torch.device("cpu")), build=build, first=first, steps=16)
+        assert pools.n_replays
+    assert held
+    model = ModelLoad.of(stage.model.optimizer.parameters, OptimizerConfig())
+    for n_bytes, n in held:
+        of_bands = model.band_gradients * n // len(stage.model)
+        assert n_bytes <= HELD_BYTES * n + of_bands
 
 
 def test_strips_named_by_flags_stay():

@@ -82,11 +82,7 @@ def make_stage(scene, cloud=None, rasterizer=WARP, **settings) -> MultiviewStage
     neighbors = NeighborViews(scene.cameras, EXTENT)
     store = ImageStore(budget_bytes=10**8)
     comparer = ViewComparer(
-        neighbors,
-        store,
-        EXTENT,
-        comparison_rule(config),
-        rasterizer,
+        neighbors, store, EXTENT, comparison_rule(config), rasterizer, device=torch.device("cpu")
     )
     region = everywhere(EXTENT)
     return MultiviewStage(cloud, config, region, scene.cameras, comparer, lambda line: None)
@@ -187,7 +183,9 @@ def test_large_mismatches_fade_little_by_little(scene):
     """At first patches differ because planes are off."""
     with ImageStore() as store:
         neighbors = NeighborViews(scene.cameras, EXTENT)
-        comparer = ViewComparer(neighbors, store, EXTENT, ComparisonRule(100, 0, 700))
+        comparer = ViewComparer(
+            neighbors, store, EXTENT, ComparisonRule(100, 0, 700), device=torch.device("cpu")
+        )
         camera = scene.cameras[0]
         photograph, depth = store.get(camera), torch.ones(camera.height, camera.width)
         found = [
@@ -384,7 +382,11 @@ def bound_stage(scene, **settings) -> RefineStage:
     )
     store = ImageStore(budget_bytes=10**8)
     comparer = ViewComparer(
-        NeighborViews(scene.cameras, EXTENT), store, EXTENT, ComparisonRule(2_000, 0)
+        NeighborViews(scene.cameras, EXTENT),
+        store,
+        EXTENT,
+        ComparisonRule(2_000, 0),
+        device=torch.device("cpu"),
     )
     return RefineStage(cloud, RefineConfig(**settings), EXTENT, comparer=comparer)
 

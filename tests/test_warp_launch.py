@@ -116,6 +116,7 @@ def test_a_launch_on_a_stream_is_recorded_once(monkeypatch):
     """The path of GPUs, with Warp's device of the CPU, which like all of them has no hash."""
     stream = SimpleNamespace(device=wp.get_device("cpu"))
     monkeypatch.setattr(warp_launch, "torch_stream", lambda device: stream)
+    monkeypatch.setattr(warp_launch, "block_dim_of", lambda kernel, n_items: 1)
     points = torch.rand(40, 3)
     for slope in (2.0, -1.0):
         moved = torch.full((40, 3), torch.nan)
@@ -233,7 +234,7 @@ def test_the_addresses_that_a_driver_is_given_are_those_of_the_arguments_now(mon
 
     prepared = PreparedLaunch(move_points, 4, arguments(first, 1.0, 2), device="cpu")
     prepared.take(arguments(later, 5.0, 6))
-    prepared.run(9)
+    prepared.run(9, None, 1)
     (launch_of_all,) = recorded
     table, parameters = launch_of_all.params_addr, launch_of_all.params
     assert list(table) == [ctypes.addressof(parameter) for parameter in parameters]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from benchmarks.gpu.common import Check, Finding, Setup, draw
+from benchmarks.gpu.training import resume
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.engine.strips import ImageSplit
@@ -95,4 +96,8 @@ def training(setup: Setup) -> Iterator[Finding]:
         yield _repeat(setup, f"20 iterations, {name}", work)
 
 
-CHECKS = (Check("rasterizer", rasterizer), Check("training", training, 120))
+CHECKS = (
+    Check("resume", resume, 120),
+    Check("rasterizer", rasterizer),
+    Check("training", training, 120),
+)

@@ -7,6 +7,7 @@ by line. It ends itself when a check takes too long. The parent never touches th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -22,15 +23,17 @@ SCRIPT = Path(__file__).with_name("check.py")
 OK, FAILED, SKIPPED = "ok", "FAILED", "skipped"
 OUT_OF_TIME = "out of time: give more --minutes, or run again, now that kernels are compiled"
 RETRY_SECONDS = 60.0
+KILL_SECONDS = 5.0  # in which a process that was killed is gone
 
 
 @dataclass(frozen=True)
 class Section:
-    """Checks of one module, its tuple ``CHECKS``; ``share`` is that of the whole time."""
+    """Checks of one module, its tuple ``CHECKS``."""
 
     name: str
     module: str
-    share: float
+    share: float  # of the whole time
+    is_apart: bool = False  # whether each check has a process of its own
 
 
 @dataclass
@@ -89,23 +92,29 @@ class Runner:
         order = {
             "module": self._section.module,
             "checks": names,
+            "is_apart": self._section.is_apart,
             "setup": self._setup,
             "journal": str(journal),
         }
         journal.touch()
         reason = ""
         with output.open("wb") as sink:
+            process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), "--worker", json.dumps(order)],
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
+            code = 0
             try:
-                code = subprocess.run(
-                    [sys.executable, str(SCRIPT), "--worker", json.dumps(order)],
-                    cwd=ROOT,
-                    env={**os.environ, **environment},
-                    stdout=sink,
-                    stderr=subprocess.STDOUT,
-                    timeout=max(0.1, self._deadline - time.monotonic()),
-                ).returncode
+                code = process.wait(timeout=max(0.1, self._deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                code, reason = 0, OUT_OF_TIME
+                reason = OUT_OF_TIME
+                process.kill()
+                # A process that the driver holds ends when it lets go; the others do not wait.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=KILL_SECONDS)
         known, done, current = self._read(journal)
         return known, done, current, reason or _how_it_ended(code, output)
 

@@ -31,7 +31,7 @@ from gaussian_splatting.engine.stop_request import StopRequest
 from gaussian_splatting.scenes.scene import Scene
 from sugar_utils.entrypoint import EXIT_OF_SIGNAL
 from sugar_utils.errors import UserError
-from sugar_utils.memory import out_of_memory, release_cached
+from sugar_utils.memory import SpillWatch, out_of_memory, release_cached
 
 _RESUME_BEGINNINGS = ("--resu", "--sta")
 """Shortest forms of --resume and --start_checkpoint that the parsers take."""
@@ -102,6 +102,7 @@ class Trainer:
                 run.path, config.keep_checkpoints, config.checkpoint_milestones, config.last
             )
         self._losses: list[float] = []
+        self._spill_watch = SpillWatch(stage.model.device, context.console.warn)
 
     def run(self, plan: ResumePlan) -> Path:
         """Train, and return the final checkpoint."""
@@ -174,6 +175,7 @@ class Trainer:
         if iteration % self._config.log_interval != 0 and iteration != self._config.first:
             return
         self._losses.append(float(step.terms[TOTAL]))
+        self._spill_watch.look()
         log_figures = functools.partial(reporter.log, iteration, step.terms)
         self._observe(log_figures, "log figures")
 

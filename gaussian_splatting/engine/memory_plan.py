@@ -50,7 +50,7 @@ _IMAGE_BYTES = {"": 3, "object": 7, "ignore": 29}
 # Of a Gaussian, beside channels: projection, its gradients, and those that other terms left.
 _GAUSSIAN_BYTES = 228
 _LATE_BYTES = 4  # of a Gaussian whose bands lie on the host: how many steps it has made
-_HELD_BYTES = 80  # of a Gaussian: gradients, those of colours as factors, radii and centres
+HELD_BYTES = 80  # of a Gaussian: gradients, those of colours as factors, radii and centres
 _LASTING_PARTS = ("parameters", "moments", "neighbors", "mesh", "image")
 _SAMPLING_BYTES = 292  # of a Gaussian while fields are evaluated at samples
 
@@ -204,7 +204,7 @@ def recording_bytes(load: StepLoad, plan: MemoryPlan) -> int:
     """
     parts = predict(load, plan)
     passing = sum(size for name, size in parts.items() if name not in _LASTING_PARTS)
-    held = _HELD_BYTES * load.n + load.model.band_gradients
+    held = HELD_BYTES * load.n + load.model.band_gradients
     return passing + N_RECORDINGS * held
 
 

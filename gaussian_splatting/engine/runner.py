@@ -35,6 +35,7 @@ from sugar_utils.files import check_writable, exclusive, flat_items
 from sugar_utils.flags import boolean, positive_int
 from sugar_utils.html import duration_text
 from sugar_utils.kernel_loading import load_module, loading_ahead
+from sugar_utils.memory import release_cached, release_pinned
 from sugar_utils.process_group import ProcessGroup
 from sugar_utils.schemas import RunRecord, read_checked
 from sugar_utils.settings import flag
@@ -138,6 +139,9 @@ def run_stage(
             if group.broadcast(there):
                 console.headline(f"finished already: {run.results[0]}")
                 return run.results[0]
+            # Of an earlier stage, whose photographs had other sizes.
+            release_cached(options.compute.device)
+            release_pinned()
             compile_ahead(options.compute.device, console, run.channels, run.packages)
             with shared_or_own_store(images, white, group.size) as store:
                 if run.init_from_images is not None and plan.payload is None:

@@ -53,6 +53,18 @@ Model = TypeVar("Model", bound=TrainableModel, covariant=True)
 Config = TypeVar("Config", bound=StageConfig, covariant=True)
 
 
+class FurtherImages(Protocol):
+    """Photographs that views need besides their own; the stepper has them read ahead."""
+
+    def prefetch(self, camera: Camera, iteration: int, view_index: int) -> None:
+        """Have what a view needs decoded in the background."""
+        ...
+
+    def send_ahead(self, camera: Camera, iteration: int, view_index: int) -> None:
+        """Begin to send what a view needs to the device."""
+        ...
+
+
 class Stage(ABC, Generic[Model, Config]):
     """One optimisation, step by step; the loop and the stepper of the engine call it.
 
@@ -66,6 +78,7 @@ class Stage(ABC, Generic[Model, Config]):
     components: Sequence[Component] = ()
     extent: float  # camera extent in world units
     memory_plan: MemoryPlan  # to begin with
+    further_images: FurtherImages | None = None
     _config: Config
     _rasterizer: rasterization.Rasterizer = rasterization.WARP
 

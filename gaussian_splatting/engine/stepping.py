@@ -224,16 +224,23 @@ class Stepper:
         return result, shows_any
 
     def _load(self, iteration: int, view_index: int) -> TrainingView:
-        """A view and its photograph on the device; that of the next view is prefetched."""
+        """A view and its photograph on the device; what the next view needs is prefetched."""
         scale = self._stage.rules(iteration).view_scale
         camera, photograph = self._views.get(self.camera(iteration, view_index), scale)
-        self._views.prefetch(self.camera(*self._place_after(iteration, view_index)))
+        place = self._place_after(iteration, view_index)
+        next_camera = self.camera(*place)
+        self._views.prefetch(next_camera)
+        if self._stage.further_images is not None:
+            self._stage.further_images.prefetch(next_camera, *place)
         return TrainingView(camera, photograph, iteration, view_index)
 
     def _send_next(self, iteration: int, view_index: int) -> None:
-        """Begin to send the next photograph while the device works on this view."""
+        """Begin to send what the next view needs while the device works on this one."""
         place = self._place_after(iteration, view_index)
-        self._views.send_ahead(self.camera(*place), self._stage.rules(place[0]).view_scale)
+        camera = self.camera(*place)
+        self._views.send_ahead(camera, self._stage.rules(place[0]).view_scale)
+        if self._stage.further_images is not None:
+            self._stage.further_images.send_ahead(camera, *place)
 
     def _place_after(self, iteration: int, view_index: int) -> tuple[int, int]:
         """Iteration and index of the view that this process is trained on next."""

@@ -16,6 +16,9 @@ from gaussian_splatting.data.images import ImageStore
 from sugar_utils.device import upload
 
 _LEAST_WEIGHT = 1e-3  # of a masked pixel, in steps of the mask's byte
+KEPT_BYTES = 32 * 2**20
+"""Photographs that stay on a GPU: sixty of 480 x 360 pixels, whose steps take the host longer than
+the GPU. Little enough to be in no memory plan."""
 
 
 class ViewSampler:
@@ -83,7 +86,7 @@ class UploadedViews:
     """Photographs of the training views on the device, at the size of the iteration.
 
     One may be sent ahead: a GPU copies it on a stream of its own, beside the kernels of the step
-    before.
+    before. The first ones stay there, as long as the size of images does not change.
     """
 
     def __init__(self, images: ImageStore, device: torch.device) -> None:
@@ -92,11 +95,31 @@ class UploadedViews:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._sent: _SentView | None = None
+        self._kept: dict[Camera, tuple[Camera, Tensor]] = {}  # of one scale
+        self._kept_scale = 1.0
+        self._kept_bytes = 0
 
     def get(self, camera: Camera, scale: float) -> tuple[Camera, Tensor]:
         """Return a view at a share of its size: camera, and photograph on the device."""
         sent = self._sent
         self._sent = None
+        if scale != self._kept_scale:
+            self._kept.clear()
+            self._kept_scale = scale
+            self._kept_bytes = 0
+        if camera in self._kept:
+            return self._kept[camera]
+        view = self._sent_or_uploaded(sent, camera, scale)
+        n_bytes = view[1].nbytes
+        if self._stream is not None and self._kept_bytes + n_bytes <= KEPT_BYTES:
+            self._kept[camera] = view
+            self._kept_bytes += n_bytes
+        return view
+
+    def _sent_or_uploaded(
+        self, sent: _SentView | None, camera: Camera, scale: float
+    ) -> tuple[Camera, Tensor]:
+        """Wait for a photograph that was sent ahead; send it now where another one was."""
         if sent is not None and sent.camera is camera and sent.scale == scale:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(sent.arrived)
@@ -107,11 +130,12 @@ class UploadedViews:
 
     def prefetch(self, camera: Camera) -> None:
         """Have the photograph decoded in the background."""
-        self._views.prefetch(camera)
+        if camera not in self._kept:
+            self._views.prefetch(camera)
 
     def send_ahead(self, camera: Camera, scale: float) -> None:
         """Begin to send the photograph that is asked for next; only a GPU copies beside work."""
-        if self._stream is None:
+        if self._stream is None or (scale == self._kept_scale and camera in self._kept):
             return
         sized_camera, photograph = self._views.get(camera, scale)
         with torch.cuda.stream(self._stream):

@@ -34,8 +34,8 @@ from gaussian_splatting.optim.adam_steps import (
 )
 from gaussian_splatting.rasterization.coefficient_gradients import coefficient_gradients
 from gaussian_splatting.rasterization.projection_adjoint import basis_seen
-from gaussian_splatting.rasterization.projection_kernels import Coefficients, vec3bf, view_at
-from sugar_utils.warp_arrays import Floats, Ints, Vec3s, Vec3s2d
+from gaussian_splatting.rasterization.projection_kernels import view_at
+from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec3s
 from sugar_utils.warp_launch import as_array, launch
 from sugar_utils.warp_math import hashed
 
@@ -44,7 +44,9 @@ wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=n
 ROWS_AT_ONCE = 8192
 """Gaussians whose gradients are formed together on a CPU: 1.5 MB, which its caches hold."""
 
-_VECTORS = {torch.float32: wp.vec3, torch.bfloat16: vec3bf}
+CHANNELS = wp.constant(3)
+Table = wp.array2d(dtype=Any)
+"""Of coefficients or of one of their moments, a row of 3 K numbers for each Gaussian."""
 
 
 @wp.struct
@@ -60,114 +62,86 @@ class BandSettings:
 
 
 @wp.struct
-class StoredCoefficient:
-    """One coefficient of one Gaussian with its moments, of three channels."""
+class StoredNumber:
+    """One number of a coefficient with its moments."""
 
-    value: wp.vec3
-    exp_avg: wp.vec3
-    exp_avg_sq: wp.vec3
-
-
-@wp.func
-def noise_of(seed: wp.uint32, i: int) -> wp.uint32:
-    """Return random bits for an element."""
-    return hashed(seed + wp.uint32(i))
+    value: float
+    exp_avg: float
+    exp_avg_sq: float
 
 
 @wp.func
-def rounded_for(table: Vec3s2d, x: wp.vec3, noise: wp.vec3ui) -> wp.vec3:
+def rounded_for(table: Floats2d, x: float, noise: wp.uint32) -> float:
     """Round to the type of a table: float32, or in the overload below bfloat16."""
     return x
 
 
 @wp.func
 def rounded_for(  # noqa: F811
-    table: wp.array2d(dtype=vec3bf), x: wp.vec3, noise: wp.vec3ui
-) -> wp.vec3:
-    rounded = wp.vec3()
-    for channel in range(3):
-        rounded[channel] = rounded_to_bf16(x[channel], noise[channel])
-    return rounded
+    table: wp.array2d(dtype=wp.bfloat16), x: float, noise: wp.uint32
+) -> float:
+    return rounded_to_bf16(x, noise)
 
 
 @wp.func
-def put(table: Vec3s2d, i: int, k: int, x: wp.vec3):
-    """Store three numbers that were rounded for their table."""
-    table[i, k] = x
+def put(table: Floats2d, i: int, column: int, x: float):
+    """Store a number that was rounded for its table."""
+    table[i, column] = x
 
 
 @wp.func
-def put(table: wp.array2d(dtype=vec3bf), i: int, k: int, x: wp.vec3):  # noqa: F811
-    table[i, k] = vec3bf(x)
+def put(table: wp.array2d(dtype=wp.bfloat16), i: int, column: int, x: float):  # noqa: F811
+    table[i, column] = wp.bfloat16(x)
 
 
 @wp.func
-def stored_coefficient(
-    i: int,
-    k: int,
-    values: Coefficients,
-    exp_avg: wp.array2d(dtype=Any),
-    exp_avg_sq: wp.array2d(dtype=Any),
-) -> StoredCoefficient:
-    """Read coefficient ``k`` of Gaussian ``i``."""
-    c = StoredCoefficient()
-    c.value = wp.vec3(values[i, k])
-    c.exp_avg = wp.vec3(exp_avg[i, k])
-    c.exp_avg_sq = wp.vec3(exp_avg_sq[i, k])
-    return c
+def stored_number(i: int, column: int, values: Table, exp_avg: Table, exp_avg_sq: Table):
+    """Read a number of Gaussian ``i``."""
+    n = StoredNumber()
+    n.value = float(values[i, column])
+    n.exp_avg = float(exp_avg[i, column])
+    n.exp_avg_sq = float(exp_avg_sq[i, column])
+    return n
 
 
 @wp.func
-def put_coefficient(
-    c: StoredCoefficient,
-    i: int,
-    k: int,
-    values: Coefficients,
-    exp_avg: wp.array2d(dtype=Any),
-    exp_avg_sq: wp.array2d(dtype=Any),
+def put_number(
+    n: StoredNumber, i: int, column: int, values: Table, exp_avg: Table, exp_avg_sq: Table
 ):
-    """Write coefficient ``k`` of Gaussian ``i``."""
-    put(values, i, k, c.value)
-    put(exp_avg, i, k, c.exp_avg)
-    put(exp_avg_sq, i, k, c.exp_avg_sq)
+    """Write a number of Gaussian ``i``."""
+    put(values, i, column, n.value)
+    put(exp_avg, i, column, n.exp_avg)
+    put(exp_avg_sq, i, column, n.exp_avg_sq)
 
 
 @wp.func
-def stepped_coefficient(
-    c: StoredCoefficient,
-    g: wp.vec3,
+def stepped_number(
+    n: StoredNumber,
+    g: float,
     s: BandSettings,
     numbers: wp.vec3i,
-    item: int,
-    values: Coefficients,
-    moments: wp.array2d(dtype=Any),
-) -> StoredCoefficient:
-    """Return a coefficient after one step, rounded to what its tables can hold.
+    element: int,
+    values: Table,
+    moments: Table,
+) -> StoredNumber:
+    """Return a number after one step, rounded to what its tables can hold.
 
     Args:
         g: Its gradient.
         numbers: Of the step, see ``adam_steps.step_numbers``.
-        item: Number of the coefficient among those of all Gaussians.
+        element: Its index among the numbers of all Gaussians.
         values: Its table, of which the type alone counts; so of the moments.
     """
     step_size = wp.cast(numbers[0], wp.float32)
     root_correction = wp.cast(numbers[1], wp.float32)
-    seed = wp.uint32(numbers[2])
-    m = s.kept_first * c.exp_avg + s.new_first * g
-    v = s.kept_second * c.exp_avg_sq + s.new_second * wp.cw_mul(g, g)
-    x = c.value
-    noise = wp.vec3ui()
-    first_noise = wp.vec3ui()
-    second_noise = wp.vec3ui()
-    for channel in range(3):
-        x[channel] -= step_size * m[channel] / (wp.sqrt(v[channel]) / root_correction + s.eps)
-        noise[channel] = noise_of(seed, 3 * item + channel)
-        first_noise[channel] = noise[channel] >> wp.uint32(16)
-        second_noise[channel] = hashed(noise[channel])
-    stepped = StoredCoefficient()
+    m = s.kept_first * n.exp_avg + s.new_first * g
+    v = s.kept_second * n.exp_avg_sq + s.new_second * (g * g)
+    x = n.value - step_size * m / (wp.sqrt(v) / root_correction + s.eps)
+    noise = hashed(wp.uint32(numbers[2]) + wp.uint32(element))
+    stepped = StoredNumber()
     stepped.value = rounded_for(values, x, noise)
-    stepped.exp_avg = rounded_for(moments, m, first_noise)
-    stepped.exp_avg_sq = rounded_for(moments, v, second_noise)
+    stepped.exp_avg = rounded_for(moments, m, noise >> wp.uint32(16))
+    stepped.exp_avg_sq = rounded_for(moments, v, hashed(noise))
     return stepped
 
 
@@ -184,26 +158,21 @@ def color_weight(k: int, mean: wp.vec3, center: wp.vec3, degree: int, d_color: w
 
 
 @wp.func
-def step_coefficient(
-    item: int,
+def step_number(
+    i: int,
+    column: int,
+    g: float,
     s: BandSettings,
     numbers: wp.vec3i,
-    record: Floats,
-    means: Vec3s,
-    d_colors: Vec3s,
-    values: Coefficients,
-    exp_avg: wp.array2d(dtype=Any),
-    exp_avg_sq: wp.array2d(dtype=Any),
+    values: Table,
+    exp_avg: Table,
+    exp_avg_sq: Table,
 ):
-    """Step one coefficient of one Gaussian by the gradient of its colour, in its tables."""
-    n_coefficients = values.shape[1]
-    i = item // n_coefficients
-    k = item - i * n_coefficients
-    d_color = d_colors[i]
-    g = color_weight(k, means[i], view_at(record).center, s.degree, d_color) * d_color
-    c = stored_coefficient(i, k, values, exp_avg, exp_avg_sq)
-    c = stepped_coefficient(c, g, s, numbers, item, values, exp_avg)
-    put_coefficient(c, i, k, values, exp_avg, exp_avg_sq)
+    """Step one number of Gaussian ``i`` by its gradient ``g``, in its tables."""
+    n = stored_number(i, column, values, exp_avg, exp_avg_sq)
+    element = i * values.shape[1] + column
+    n = stepped_number(n, g, s, numbers, element, values, exp_avg)
+    put_number(n, i, column, values, exp_avg, exp_avg_sq)
 
 
 @wp.kernel
@@ -215,9 +184,9 @@ def step_coefficients(
     record: Floats,
     means: Vec3s,
     d_colors: Vec3s,
-    values: Coefficients,
-    exp_avg: wp.array2d(dtype=Any),
-    exp_avg_sq: wp.array2d(dtype=Any),
+    values: Table,
+    exp_avg: Table,
+    exp_avg_sq: Table,
 ):
     """Step one coefficient of one Gaussian, three numbers; compiled for every pair of types.
 
@@ -227,11 +196,21 @@ def step_coefficients(
     if may_step[0] == 0:
         return
     item = first + wp.tid()
+    n_coefficients = values.shape[1] // CHANNELS
+    i = item // n_coefficients
+    k = item - i * n_coefficients
+    d_color = d_colors[i]
+    weight = color_weight(k, means[i], view_at(record).center, s.degree, d_color)
     step = wp.vec3i(numbers[0], numbers[1], numbers[2])
-    step_coefficient(item, s, step, record, means, d_colors, values, exp_avg, exp_avg_sq)
+    for channel in range(CHANNELS):
+        g = weight * d_color[channel]
+        step_number(i, CHANNELS * k + channel, g, s, step, values, exp_avg, exp_avg_sq)
 
 
-BAND_ARRAYS = {dtype: wp.array2d(dtype=vector) for dtype, vector in _VECTORS.items()}
+BAND_ARRAYS = {
+    torch.float32: wp.array2d(dtype=float),
+    torch.bfloat16: wp.array2d(dtype=wp.bfloat16),
+}
 """Types of tables of coefficients, by the type of a number."""
 _STEP_COEFFICIENTS = by_formats(step_coefficients, BAND_ARRAYS)
 
@@ -280,6 +259,5 @@ def band_settings(degree: int) -> BandSettings:
 
 
 def band_arguments(values: Tensor, moments: Mapping[str, Tensor]) -> list[Any]:
-    """Return coefficients and both moments, (N, K, 3), as arguments of a kernel."""
-    tables = [values, *[moments[name] for name in MOMENTS]]
-    return [as_array(table, _VECTORS[table.dtype]) for table in tables]
+    """Return coefficients and both moments, (N, K, 3), as tables of a kernel."""
+    return [table.flatten(1) for table in (values, *[moments[name] for name in MOMENTS])]

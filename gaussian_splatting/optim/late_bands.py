@@ -6,14 +6,15 @@ and move them on. Where the rows lie on the host, that would send all of them ov
 So rows out of view are left as they are, and the numbers of the steps are kept. Before a view reads
 a row, the steps that it lacks are made up for, one after the other, without a gradient: the row has
 the bits that it would have had.
+
+A thread has one number of a row, so that neighbouring threads read and write neighbouring numbers:
+over the bus each access of a few bytes is a packet of its own.
 """
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import warp as wp
@@ -23,15 +24,18 @@ from gaussian_splatting.core.color_gradients import ColorGradient
 from gaussian_splatting.optim.adam_steps import MOMENTS, ParameterState, by_formats
 from gaussian_splatting.optim.band_steps import (
     BAND_ARRAYS,
+    CHANNELS,
     BandSettings,
+    Table,
     band_arguments,
     band_settings,
-    put_coefficient,
-    step_coefficient,
-    stepped_coefficient,
-    stored_coefficient,
+    color_weight,
+    put_number,
+    step_number,
+    stepped_number,
+    stored_number,
 )
-from gaussian_splatting.rasterization.projection_kernels import Coefficients
+from gaussian_splatting.rasterization.projection_kernels import view_at
 from sugar_utils.warp_arrays import Bools, Floats, Ints, Ints2d, Vec3s
 from sugar_utils.warp_launch import as_array, launch
 
@@ -50,29 +54,21 @@ def catch_up_rows(
     n_waiting: int,
     numbers: Ints2d,
     n_made: Ints,
-    values: Coefficients,
-    exp_avg: wp.array2d(dtype=Any),
-    exp_avg_sq: wp.array2d(dtype=Any),
+    values: Table,
+    exp_avg: Table,
+    exp_avg_sq: Table,
 ):
-    """Make the steps that one coefficient of a chosen Gaussian lacks, in registers."""
+    """Make the steps that one number of a chosen Gaussian lacks, in registers."""
     item = first + wp.tid()
-    n_coefficients = values.shape[1]
-    i = item // n_coefficients
-    k = item - i * n_coefficients
+    i = item // values.shape[1]
+    column = item - i * values.shape[1]
     if not is_chosen[i] or n_made[i] >= n_waiting:
         return
-    c = stored_coefficient(i, k, values, exp_avg, exp_avg_sq)
+    n = stored_number(i, column, values, exp_avg, exp_avg_sq)
     for step in range(n_made[i], n_waiting):
-        c = stepped_coefficient(
-            c,
-            wp.vec3(),
-            s,
-            wp.vec3i(numbers[step, 0], numbers[step, 1], numbers[step, 2]),
-            item,
-            values,
-            exp_avg,
-        )
-    put_coefficient(c, i, k, values, exp_avg, exp_avg_sq)
+        numbers_of_step = wp.vec3i(numbers[step, 0], numbers[step, 1], numbers[step, 2])
+        n = stepped_number(n, 0.0, s, numbers_of_step, item, values, exp_avg)
+    put_number(n, i, column, values, exp_avg, exp_avg_sq)
 
 
 @wp.kernel
@@ -85,16 +81,33 @@ def step_in_view(
     record: Floats,
     means: Vec3s,
     d_colors: Vec3s,
-    values: Coefficients,
-    exp_avg: wp.array2d(dtype=Any),
-    exp_avg_sq: wp.array2d(dtype=Any),
+    values: Table,
+    exp_avg: Table,
+    exp_avg_sq: Table,
 ):
-    """Step one coefficient of a Gaussian in view, which lacks no step."""
+    """Step one number of a Gaussian in view, which lacks no step."""
     item = first + wp.tid()
-    if not is_in_view[item // values.shape[1]]:
+    i = item // values.shape[1]
+    if not is_in_view[i]:
         return
+    column = item - i * values.shape[1]
+    k = column // CHANNELS
+    d_color = d_colors[i]
+    weight = color_weight(k, means[i], view_at(record).center, s.degree, d_color)
+    g = weight * channel_of(d_color, column - CHANNELS * k)
     numbers_of_step = wp.vec3i(numbers[step, 0], numbers[step, 1], numbers[step, 2])
-    step_coefficient(item, s, numbers_of_step, record, means, d_colors, values, exp_avg, exp_avg_sq)
+    step_number(i, column, g, s, numbers_of_step, values, exp_avg, exp_avg_sq)
+
+
+@wp.func
+def channel_of(color: wp.vec3, channel: int) -> float:
+    """Choose a component; an index that is computed would send all of them to memory."""
+    x = color[0]
+    if channel == 1:
+        x = color[1]
+    if channel == 2:
+        x = color[2]
+    return x
 
 
 _CATCH_UP_ROWS = by_formats(catch_up_rows, BAND_ARRAYS)
@@ -148,7 +161,7 @@ class LateBands:
             *band_arguments(self._value, self._moments),
         ]
         kernel = _CATCH_UP_ROWS[self._formats]
-        launch(kernel, self._value.shape[0] * self._value.shape[1], arguments)
+        launch(kernel, self._value.numel(), arguments)
 
     def step(self, state: ParameterState, gradient: ColorGradient) -> None:
         """Step the rows that were in view since the last step; the others lack this one, too.
@@ -168,7 +181,7 @@ class LateBands:
             *band_arguments(self._value, self._moments),
         ]
         kernel = _STEP_IN_VIEW[self._formats]
-        launch(kernel, self._value.shape[0] * self._value.shape[1], arguments)
+        launch(kernel, self._value.numel(), arguments)
         self._n_waiting += 1
         self._n_made.masked_fill_(self._is_in_view, self._n_waiting)
         self._is_in_view.zero_()

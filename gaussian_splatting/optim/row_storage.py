@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the rows of a parameter and of its moments lie: on the device, or on the host.
 
-Rows on the host are copied in pieces, so that the device never has room for all of them.
+Rows on the host are copied in pieces, so that the device never has room for all of them. Their
+number changes in place: to lock and free pages takes seconds for gigabytes, and the GPU waits.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -14,10 +16,11 @@ from torch import Tensor
 from gaussian_splatting.optim.host_memory import host_empty
 
 ROWS_PER_PIECE = 2**18
+CAPACITY = 1.25  # of new memory on the host, over the rows that are needed
 
 
 class RowStorage(Protocol):
-    """Makes tensors of rows that share no memory with their sources."""
+    """Makes tensors of rows; where they come from is not used any more."""
 
     def copied(self, values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Copy values to a device and a type."""
@@ -28,11 +31,11 @@ class RowStorage(Protocol):
         ...
 
     def selected(self, values: Tensor, keep: Tensor) -> Tensor:
-        """Copy the rows where ``keep`` is true. (N, ...), (N,) bool -> (M, ...)"""
+        """Keep the rows where ``keep`` is true. (N, ...), (N,) bool -> (M, ...)"""
         ...
 
     def extended(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Copy values, and further rows behind them. (N, ...), (M, ...) -> (N + M, ...)"""
+        """Add further rows behind values. (N, ...), (M, ...) -> (N + M, ...)"""
         ...
 
 
@@ -72,21 +75,25 @@ class HostRows:
         return host_empty(values.shape, dtype, values.device).zero_()
 
     def selected(self, values: Tensor, keep: Tensor) -> Tensor:
-        """Copy the rows where ``keep`` is true."""
-        shape = (int(keep.sum()), *values.shape[1:])
-        chosen = host_empty(shape, values.dtype, values.device)
+        """Move the rows where ``keep`` is true to the beginning, in place."""
+        rows_of = values.detach()
         end = 0
         for start in range(0, len(values), ROWS_PER_PIECE):
             rows = slice(start, start + ROWS_PER_PIECE)
-            piece = values.detach()[rows][keep[rows]]
-            chosen[end : end + len(piece)] = piece
+            piece = rows_of[rows][keep[rows]]
+            rows_of[end : end + len(piece)] = piece
             end += len(piece)
-        return chosen
+        return rows_of[:end]
 
     def extended(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Copy values, and further rows behind them."""
+        """Write rows behind values; where there is no memory behind them, both to new memory."""
+        values = values.detach()
         shape = (len(values) + len(rows), *values.shape[1:])
-        longer = host_empty(shape, values.dtype, values.device)
-        longer[: len(values)] = values.detach()
+        if math.prod(shape) * values.element_size() <= values.untyped_storage().nbytes():
+            longer = values.as_strided(shape, values.stride())
+        else:
+            capacity = (math.ceil(CAPACITY * shape[0]), *shape[1:])
+            longer = host_empty(capacity, values.dtype, values.device)[: shape[0]]
+            longer[: len(values)] = values
         longer[len(values) :] = rows
         return longer

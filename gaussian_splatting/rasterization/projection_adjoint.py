@@ -33,6 +33,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     view_at,
 )
 from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec2s, Vec3s, Vec3s2d, Vec4s
+from sugar_utils.warp_launch import known_options
 from sugar_utils.warp_math import (
     add_to_column,
     column,
@@ -42,6 +43,10 @@ from sugar_utils.warp_math import (
 )
 
 wp.set_module_options({"enable_backward": False})
+
+MAX_REGISTERS = 128
+"""Of a thread of :func:`project_backward`, for 16 warps on a multiprocessor of a GPU. The compiler
+would take up to 162, and spills nothing with 128; 16 bytes for the GPUs of 2018."""
 
 
 @wp.func
@@ -158,7 +163,7 @@ def add_jacobian_gradient(
     return d_t
 
 
-@wp.kernel
+@wp.kernel(**known_options(cuda_max_registers=MAX_REGISTERS))
 def project_backward(
     first: int,
     record: Floats,

@@ -88,6 +88,7 @@ def multiview_stage(views, photographs):
         MadeUpPhotographs(photographs),
         EXTENT,
         comparison_rule(config),
+        device=torch.device("cpu"),
     )
     cloud = as_cloud(make_scene(CASE)[0])
     return MultiviewStage(cloud, config, Region(EXTENT), views, comparer, lambda message: None)
@@ -116,6 +117,7 @@ def refine_stage(views, photographs, compared=False):
             MadeUpPhotographs(photographs),
             EXTENT,
             ComparisonRule(100, seed=0),
+            device=torch.device("cpu"),
         )
     cloud = bind_to_mesh(*make_wall(60), 1, EXTENT)
     return RefineStage(cloud, RefineConfig(), EXTENT, comparer=comparer)

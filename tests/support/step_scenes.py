@@ -171,6 +171,7 @@ def make_multiview_stage(
         MadeUpPhotographs(photograph),
         extent,
         comparison_rule(config),
+        device=cloud.means.device,
     )
     components = [] if exposures is None else [exposures]
     return MultiviewStage(
