@@ -13,6 +13,7 @@ over the bus each access of a few bytes is a packet of its own.
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
+# pyright: reportReturnType=false
 
 from __future__ import annotations
 
