@@ -9,14 +9,14 @@ import re
 import pytest
 import torch
 
-import train
 from gaussian_splatting.engine.loss_terms import LossTerm
 from sugar_trainers import coarse_stage as coarse
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.losses import opacity_entropy
 from sugar_trainers.stage_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.terms import coarse_terms
-from tests.support.tiny_scene import disturbed_cloud, events, run_cli, tiny_cameras, tiny_cloud
+from tests.support.brief_runs import brief_coarse
+from tests.support.tiny_scene import disturbed_cloud, events, tiny_cameras, tiny_cloud
 from tests.support.training import accumulate, everywhere
 
 WEIGHT = 0.25
@@ -62,16 +62,8 @@ def add(monkeypatch, term):
 
 
 def train_coarse(scene, checkpoint, output):
-    return run_cli(
-        train.main,
-        s=scene.root,
-        c=checkpoint,
-        r="density",
-        stop_after="coarse",
-        output_dir=output,
-        schedule_scale=0.002,
-        sdf_samples=300,
-    )
+    short = {"schedule_scale": 0.002, "sdf_samples": 300}
+    return brief_coarse(scene, checkpoint, output, r="density", **short)
 
 
 def one_step(iteration=9_100, **settings):

@@ -14,7 +14,7 @@ import train
 import train_coarse_sdf
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.scenes.reference_layout import point_cloud_path
-from tests.support.command_line import as_flags
+from tests.support import brief_runs
 from tests.support.tiny_scene import (
     TinyScene,
     finish,
@@ -145,17 +145,9 @@ def vanilla_flags(scene: Path) -> list[object]:
 
 
 def coarse_flags(scene: Path, checkpoint: Path) -> list[object]:
-    return [
-        *as_flags(
-            s=scene,
-            c=checkpoint,
-            r="density",
-            output_dir=scene.parent / "out",
-            stop_after="coarse",
-            schedule_scale=0.0003,
-            sdf_samples=50,
-        )
-    ]
+    settings = {"r": "density", "schedule_scale": 0.0003, "sdf_samples": 50}
+    output = scene.parent / "out"
+    return list(brief_runs.coarse_flags(scene, checkpoint, output_dir=output, **settings))
 
 
 def assert_one_line(code: int, err: str, texts: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ import train
 from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.rasterization import rasterize
-from tests.support.command_line import WITHOUT_VALUE, as_flags
+from tests.support import brief_runs
 from tests.support.tiny_scene import assert_same_bits, load_pt, run_cli, tiny_cameras, tiny_cloud
 
 MODES = {
@@ -24,42 +24,29 @@ COARSE = Path("coarse/scene/sugarcoarse_3Dgs7000_densityestim02_sdfnorm02")
 
 
 def vanilla_flags(scene, output: Path, *more: object) -> list[object]:
-    return [
-        *as_flags(
-            s=scene.root,
-            m=output,
-            eval=WITHOUT_VALUE,
-            iterations=13,
-            densify_from_iter=2,
-            densification_interval=4,
-            densify_until_iter=11,
-            opacity_reset_interval=6,
-            max_gaussians=500,
-            checkpoint_interval=3,
-            keep_checkpoints=99,
-            test_iterations=1,
-            save_iterations=1,
-        ),
-        *more,
-    ]
+    settings = {
+        "iterations": 13,
+        "densify_until_iter": 11,
+        "opacity_reset_interval": 6,
+        "max_gaussians": 500,
+        "checkpoint_interval": 3,
+        "keep_checkpoints": 99,
+        "test_iterations": 1,
+        "save_iterations": 1,
+    }
+    return [*brief_runs.vanilla_flags(scene.root, m=output, **settings), *more]
 
 
 def coarse_flags(scene, checkpoint: Path, output: Path, *more: object) -> list[object]:
-    return [
-        *as_flags(
-            s=scene.root,
-            c=checkpoint,
-            r="dn_consistency",
-            stop_after="coarse",
-            schedule_scale=0.003,
-            sdf_samples=400,
-            checkpoint_interval=99_999,
-            test_iterations=1,
-            checkpoint_milestones=(8000, 9334),
-            output_dir=output,
-        ),
-        *more,
-    ]
+    settings = {
+        "schedule_scale": 0.003,
+        "sdf_samples": 400,
+        "checkpoint_interval": 99_999,
+        "test_iterations": 1,
+        "checkpoint_milestones": (8000, 9334),
+    }
+    flags = brief_runs.coarse_flags(scene.root, checkpoint, output_dir=output, **settings)
+    return [*flags, *more]
 
 
 def rewind(source: Path, target: Path, iteration: int) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-import train
 import train_refined
 from benchmarks.memory import Setting, weigh_setting
 from gaussian_splatting import train as vanilla_train
@@ -26,6 +25,7 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_utils.errors import UserError
 from tests.support import training
+from tests.support.brief_runs import brief_coarse
 from tests.support.color_losses import l1_and_ssim
 from tests.support.command_line import WITHOUT_VALUE
 from tests.support.mesh_scenes import icosahedron
@@ -315,15 +315,12 @@ def test_a_continued_vanilla_run_has_the_same_bits(changing, learned, tmp_path):
 
 
 def coarse(scene, checkpoint, output, *more):
-    return run_cli(
-        train.main,
+    return brief_coarse(
+        scene,
+        checkpoint,
+        output,
         *more,
-        s=scene.root,
-        c=checkpoint,
         i=60,
-        r="dn_consistency",
-        stop_after="coarse",
-        output_dir=output,
         schedule_scale=0.002,
         sdf_samples=300,
         checkpoint_milestones=10_000,

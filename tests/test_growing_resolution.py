@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.components.growing_resolution import (
     FIRST_GUESS,
     LEVELS,
@@ -24,8 +23,8 @@ from gaussian_splatting.data.images import ImageStore, composited
 from gaussian_splatting.engine.view_sampling import SizedViews, averaged
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from tests.support.command_line import WITHOUT_VALUE
-from tests.support.tiny_scene import assert_same_bits, make_tiny_scene, run_cli, tiny_cameras
+from tests.support.brief_runs import brief_vanilla
+from tests.support.tiny_scene import assert_same_bits, make_tiny_scene, tiny_cameras
 
 NOISE = np.random.default_rng(0).normal(size=(96, 128))
 
@@ -201,22 +200,16 @@ def test_unless_asked_for_nothing_grows_and_no_run_has_another_name():
 
 
 def vanilla(scene, output, *more) -> None:
-    assert (
-        run_cli(
-            vanilla_train.main,
-            *more,
-            s=scene.root,
-            m=output,
-            eval=WITHOUT_VALUE,
-            iterations=32,
-            densify_from_iter=2,
-            densification_interval=4,
-            densify_until_iter=28,
-            opacity_reset_interval=99,
-            checkpoint_iterations=6,
-        )
-        == 0
+    code = brief_vanilla(
+        scene,
+        output,
+        *more,
+        iterations=32,
+        densify_until_iter=28,
+        opacity_reset_interval=99,
+        checkpoint_iterations=6,
     )
+    assert code == 0
 
 
 @pytest.mark.parametrize("more", [(), ("--densification", "scored", "--views_per_step", 2)])

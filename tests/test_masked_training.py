@@ -35,8 +35,8 @@ from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, RefineConfig
+from tests.support.brief_runs import vanilla_flags
 from tests.support.color_losses import l1_and_ssim
-from tests.support.command_line import WITHOUT_VALUE
 from tests.support.mesh_scenes import icosahedron
 from tests.support.random_scenes import look_at
 from tests.support.tiny_scene import (
@@ -252,19 +252,14 @@ def masked_scene(tmp_path_factory) -> TinyScene:
 
 
 def vanilla_run(scene: Path, output: Path, *more: object) -> int:
-    return run_cli(
-        vanilla_train.main,
-        *more,
-        s=scene,
-        m=output,
-        eval=WITHOUT_VALUE,
-        iterations=24,
-        densify_from_iter=2,
-        densification_interval=4,
-        checkpoint_interval=10,
-        test_iterations=24,
-        keep_checkpoints=9,
-    )
+    settings = {
+        "densify_until_iter": None,
+        "opacity_reset_interval": None,
+        "checkpoint_interval": 10,
+        "test_iterations": 24,
+        "keep_checkpoints": 9,
+    }
+    return run_cli(vanilla_train.main, *vanilla_flags(scene, m=output, **settings), *more)
 
 
 def copy_with_other_background(scene: TinyScene, root: Path) -> Path:

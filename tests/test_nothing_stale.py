@@ -24,6 +24,7 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils import files as file_writing
+from tests.support import brief_runs
 from tests.support.command_line import as_flags
 from tests.support.mesh_scenes import (
     ITERATION,
@@ -67,14 +68,12 @@ def inputs(pristine, tmp_path) -> Path:
 def coarse_flags(inputs: Path, output: Path, *flags: object) -> tuple[object, ...]:
     """Iterations 2 to 4, each with a checkpoint."""
     return (
-        *as_flags(
-            s=inputs / "scene",
-            c=inputs / "vanilla",
+        *brief_runs.coarse_flags(
+            inputs / "scene",
+            inputs / "vanilla",
             r="density",
-            stop_after="coarse",
             output_dir=output,
             schedule_scale=0.0003,
-            sdf_samples=100,
             checkpoint_milestones=10_000,
         ),
         *flags,

@@ -36,6 +36,7 @@ from sugar_utils.errors import TrainingError, UserError
 from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import from_args
 from sugar_utils.torchrun import Launch
+from tests.support.brief_runs import coarse_flags, vanilla_flags
 from tests.support.command_line import WITHOUT_VALUE, as_flags
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
@@ -316,12 +317,9 @@ def kinds(scene, checkpoint, folder: Path) -> dict[str, tuple]:
             "gaussian_splatting/train.py",
             vanilla_train.main,
             (
-                *as_flags(
-                    s=scene.root,
-                    eval=WITHOUT_VALUE,
+                *vanilla_flags(
+                    scene.root,
                     iterations=12,
-                    densify_from_iter=2,
-                    densification_interval=4,
                     densify_until_iter=10,
                     opacity_reset_interval=6,
                     random_background=WITHOUT_VALUE,
@@ -335,11 +333,9 @@ def kinds(scene, checkpoint, folder: Path) -> dict[str, tuple]:
             "train.py",
             train.main,
             (
-                *as_flags(
-                    s=scene.root,
-                    c=checkpoint,
-                    r="dn_consistency",
-                    stop_after="coarse",
+                *coarse_flags(
+                    scene.root,
+                    checkpoint,
                     schedule_scale=0.002,
                     sdf_samples=400,
                     checkpoint_interval=99_999,
@@ -353,12 +349,12 @@ def kinds(scene, checkpoint, folder: Path) -> dict[str, tuple]:
             "train.py",
             train.main,
             (
-                *as_flags(
-                    s=scene.root,
-                    c=checkpoint,
+                *coarse_flags(
+                    scene.root,
+                    checkpoint,
                     r="multiview",
-                    stop_after="coarse",
                     schedule_scale=0.002,
+                    sdf_samples=None,
                     multiview_pixels=500,
                     max_gaussians=250,
                     checkpoint_interval=10_000,

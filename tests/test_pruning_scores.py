@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.components.densification import DensificationConfig
 from gaussian_splatting.components.growing_resolution import GrowthConfig
 from gaussian_splatting.components.pruning_scores import PruningScores, ScoreConfig
@@ -18,13 +17,12 @@ from gaussian_splatting.engine.strips import ImageSplit
 from gaussian_splatting.rasterization import project, rasterize
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
-from tests.support.command_line import WITHOUT_VALUE
+from tests.support.brief_runs import brief_vanilla
 from tests.support.reference_rasterizer import rasterize_reference
 from tests.support.tiny_scene import (
     assert_same_bits,
     disturbed_cloud,
     make_tiny_scene,
-    run_cli,
     tiny_cameras,
     tiny_cloud,
 )
@@ -261,19 +259,7 @@ def test_a_run_is_named_by_what_it_does_not_by_its_preset():
 
 
 def vanilla(scene, output, *more) -> int:
-    return run_cli(
-        vanilla_train.main,
-        *more,
-        s=scene.root,
-        m=output,
-        eval=WITHOUT_VALUE,
-        iterations=24,
-        densify_from_iter=2,
-        densification_interval=4,
-        densify_until_iter=20,
-        opacity_reset_interval=9,
-        checkpoint_iterations=10,
-    )
+    return brief_vanilla(scene, output, *more, checkpoint_iterations=10)
 
 
 def final(output):

@@ -23,6 +23,7 @@ from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_scene.triangle_mesh import write_mesh_ply
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_stage import RefineStage
+from tests.support.brief_runs import coarse_flags, vanilla_flags
 from tests.support.command_line import WITHOUT_VALUE, as_flags
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
@@ -77,12 +78,9 @@ class Kind:
 def vanilla(scene: TinyScene, iterations: int, interval: int, *more: object) -> Kind:
     """Densification at multiples of 4, an opacity reset at 6 and 12, random backgrounds."""
     flags = (
-        *as_flags(
-            s=scene.root,
-            eval=WITHOUT_VALUE,
+        *vanilla_flags(
+            scene.root,
             iterations=iterations,
-            densify_from_iter=2,
-            densification_interval=4,
             densify_until_iter=iterations - 2,
             opacity_reset_interval=6,
             random_background=WITHOUT_VALUE,
@@ -103,11 +101,10 @@ def coarse(scene: TinyScene, source: Path, scale: float, mode: str, saved, *more
     """Iterations 7000 to 15000 times the scale; ``saved`` are iterations of the short schedule."""
     milestones = [round(iteration / scale) for iteration in saved]
     flags = (
-        *as_flags(
-            s=scene.root,
-            c=source,
+        *coarse_flags(
+            scene.root,
+            source,
             r=mode,
-            stop_after="coarse",
             schedule_scale=scale,
             sdf_samples=400,
             checkpoint_interval=99_999,

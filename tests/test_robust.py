@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.components.sky_sphere import (
     SKY_OPACITY,
     SKY_RADIUS,
@@ -21,12 +20,11 @@ from gaussian_splatting.components.sky_sphere import (
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from tests.support.command_line import WITHOUT_VALUE
+from tests.support.brief_runs import brief_vanilla
 from tests.support.tiny_scene import (
     assert_same_bits,
     load_pt,
     make_tiny_scene,
-    run_cli,
     tiny_cameras,
 )
 
@@ -64,23 +62,7 @@ def test_nothing_is_done_unless_asked_for():
 
 
 def vanilla(scene, output, *more) -> None:
-    assert (
-        run_cli(
-            vanilla_train.main,
-            "--robust",
-            *more,
-            s=scene.root,
-            m=output,
-            eval=WITHOUT_VALUE,
-            iterations=24,
-            densify_from_iter=2,
-            densification_interval=4,
-            densify_until_iter=20,
-            opacity_reset_interval=9,
-            checkpoint_interval=8,
-        )
-        == 0
-    )
+    assert brief_vanilla(scene, output, "--robust", *more, checkpoint_interval=8) == 0
 
 
 @pytest.mark.parametrize("limit", [400, 120])

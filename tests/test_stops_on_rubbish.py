@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-import train
-from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.engine import loss_terms
 from gaussian_splatting.engine.training_views import ColorGradient, ColorLoss
 from gaussian_splatting.formats.ply import write_gaussian_ply
@@ -17,13 +15,13 @@ from gaussian_splatting.scenes.reference_layout import point_cloud_path
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_trainers import losses
 from sugar_trainers.coarse_stage import CoarseStage
+from tests.support.brief_runs import brief_coarse, brief_vanilla
 from tests.support.tiny_scene import (
     TinyScene,
     disturbed_cloud,
     load_pt,
     make_tiny_checkpoint,
     newest,
-    run_cli,
 )
 
 PARAMETERS = ("means", "sh_dc", "sh_rest", "opacity_logits", "log_scales", "quats")
@@ -32,14 +30,11 @@ CHECKPOINT_EVERY = 2
 
 
 def run_coarse(scene: TinyScene, source: Path, output: Path, *flags: object) -> int:
-    return run_cli(
-        train.main,
+    return brief_coarse(
+        scene,
+        source,
+        output,
         *flags,
-        s=scene.root,
-        c=source,
-        r="dn_consistency",
-        stop_after="coarse",
-        output_dir=output,
         schedule_scale=0.002,
         sdf_samples=200,
         test_iterations=1,
@@ -48,15 +43,15 @@ def run_coarse(scene: TinyScene, source: Path, output: Path, *flags: object) -> 
 
 
 def run_vanilla(scene: TinyScene, output: Path, *flags: object) -> int:
-    return run_cli(
-        vanilla_train.main,
+    return brief_vanilla(
+        scene,
+        output,
         *flags,
-        s=scene.root,
-        m=output,
+        eval=None,
         iterations=12,
+        densify_until_iter=None,
+        opacity_reset_interval=None,
         checkpoint_interval=CHECKPOINT_EVERY,
-        densify_from_iter=2,
-        densification_interval=4,
     )
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from plyfile import PlyData, PlyElement
 
-import train
 import train_coarse_density
 import train_coarse_sdf
 from gaussian_splatting import train as vanilla_train
@@ -38,8 +37,8 @@ from sugar_trainers.losses import (
 from sugar_trainers.sampling import CameraAxes, depth_gap, sampling_mask
 from sugar_trainers.stage_config import REGULARIZATIONS, CoarseConfig, CoarseSchedule
 from sugar_trainers.terms import coarse_terms
+from tests.support.brief_runs import brief_coarse, brief_vanilla
 from tests.support.color_losses import color_loss
-from tests.support.command_line import WITHOUT_VALUE
 from tests.support.depth_normals import depth_normal_consistency
 from tests.support.golden import GOLDEN_DIR
 from tests.support.samples import draw_samples
@@ -61,7 +60,7 @@ from tests.support.training import accumulate, everywhere
 
 DENSITY_FOLDER = "sugarcoarse_3Dgs7000_densityestim02_sdfnorm02"
 SDF_FOLDER = "sugarcoarse_3Dgs7000_sdfestim02_sdfnorm02"
-SHORT = ("--schedule_scale", 0.002, "--sdf_samples", 500)
+SHORT: dict[str, object] = {"schedule_scale": 0.002, "sdf_samples": 500}
 TERMS = {
     "density": {"color", "entropy", "density", "normal"},
     "sdf": {"color", "entropy", "sdf", "normal"},
@@ -73,23 +72,20 @@ TERMS = {
 def vanilla_run(scene, tmp_path_factory) -> Path:
     """100 iterations, densification in half of them."""
     output = tmp_path_factory.mktemp("vanilla") / "out"
-    assert (
-        run_cli(
-            vanilla_train.main,
-            s=scene.root,
-            m=output,
-            eval=WITHOUT_VALUE,
-            iterations=100,
-            densify_from_iter=10,
-            densification_interval=20,
-            densify_until_iter=70,
-            save_iterations=60,
-            test_iterations=1,
-            checkpoint_interval=30,
-            checkpoint_iterations=15,
-        )
-        == 0
+    code = brief_vanilla(
+        scene,
+        output,
+        iterations=100,
+        densify_from_iter=10,
+        densification_interval=20,
+        densify_until_iter=70,
+        opacity_reset_interval=None,
+        save_iterations=60,
+        test_iterations=1,
+        checkpoint_interval=30,
+        checkpoint_iterations=15,
     )
+    assert code == 0
     return output
 
 
@@ -99,16 +95,7 @@ def coarse_runs(scene, checkpoint, tmp_path_factory) -> dict[str, Path]:
     folders = {}
     for mode in REGULARIZATIONS:
         output = tmp_path_factory.mktemp(mode)
-        code = run_cli(
-            train.main,
-            *SHORT,
-            s=scene.root,
-            c=checkpoint,
-            r=mode,
-            stop_after="coarse",
-            output_dir=output,
-        )
-        assert code == 0
+        assert brief_coarse(scene, checkpoint, output, r=mode, **SHORT) == 0
         name = SDF_FOLDER if mode == "sdf" else DENSITY_FOLDER
         folders[mode] = output / "coarse" / "scene" / name
     return folders
@@ -123,17 +110,8 @@ def short_vanilla(scene: TinyScene, output: Path, *flags: object) -> int:
 
 
 def short_coarse(scene: TinyScene, source: Path, output: Path, *flags: object) -> int:
-    return run_cli(
-        train.main,
-        *flags,
-        s=scene.root,
-        c=source,
-        r="density",
-        stop_after="coarse",
-        output_dir=output,
-        schedule_scale=0.0003,
-        sdf_samples=100,
-        force=True,
+    return brief_coarse(
+        scene, source, output, *flags, r="density", schedule_scale=0.0003, force=True
     )
 
 
@@ -479,18 +457,7 @@ def test_log_holds_configuration_progress_and_result(coarse_runs):
 
 
 def test_half_size_normals_run_and_act(scene, checkpoint, coarse_runs, tmp_path):
-    code = run_cli(
-        train.main,
-        *SHORT,
-        "--full_res_normals",
-        False,
-        s=scene.root,
-        c=checkpoint,
-        r="dn_consistency",
-        stop_after="coarse",
-        output_dir=tmp_path,
-    )
-    assert code == 0
+    assert brief_coarse(scene, checkpoint, tmp_path, full_res_normals=False, **SHORT) == 0
     full = load_pt(coarse_runs["dn_consistency"] / "30.pt")
     half = load_pt(tmp_path / "coarse" / "scene" / DENSITY_FOLDER / "30.pt")
     assert half["train_losses"][:5] == full["train_losses"][:5]
@@ -499,20 +466,8 @@ def test_half_size_normals_run_and_act(scene, checkpoint, coarse_runs, tmp_path)
 
 
 def test_unchanged_flags_give_the_same_bits(scene, checkpoint, coarse_runs, tmp_path):
-    code = run_cli(
-        train.main,
-        *SHORT,
-        "--checkpoint_interval",
-        9999,
-        "--test_iterations",
-        1,
-        s=scene.root,
-        c=checkpoint,
-        r="sdf",
-        stop_after="coarse",
-        output_dir=tmp_path,
-    )
-    assert code == 0
+    intervals = {"checkpoint_interval": 9999, "test_iterations": 1}
+    assert brief_coarse(scene, checkpoint, tmp_path, r="sdf", **intervals, **SHORT) == 0
     first = load_pt(coarse_runs["sdf"] / "30.pt")["state_dict"]
     second = load_pt(tmp_path / "coarse" / "scene" / SDF_FOLDER / "30.pt")["state_dict"]
     for name, value in first.items():

@@ -6,18 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from gaussian_splatting import train as vanilla_train
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.optim.adam import GroupedAdam
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
+from tests.support.brief_runs import brief_vanilla
 from tests.support.tiny_scene import (
     TinyScene,
     assert_same_bits,
     disturbed_cloud,
     load_pt,
-    run_cli,
     tiny_cameras,
     tiny_cloud,
 )
@@ -38,22 +37,21 @@ STORAGE = [
 
 def trained(scene: TinyScene, output: Path, *flags: object) -> Path:
     """28 iterations, densification in half of them."""
-    assert (
-        run_cli(
-            vanilla_train.main,
-            *flags,
-            s=scene.root,
-            m=output,
-            iterations=28,
-            schedule_scale=SCALE,
-            densify_from_iter=250,
-            densification_interval=500,
-            densify_until_iter=3400,
-            max_gaussians=500,
-            checkpoint_iterations=7,
-        )
-        == 0
+    code = brief_vanilla(
+        scene,
+        output,
+        *flags,
+        eval=None,
+        iterations=28,
+        schedule_scale=SCALE,
+        densify_from_iter=250,
+        densification_interval=500,
+        densify_until_iter=3400,
+        opacity_reset_interval=None,
+        max_gaussians=500,
+        checkpoint_iterations=7,
     )
+    assert code == 0
     return output / "checkpoints"
 
 

@@ -10,10 +10,12 @@ WITHOUT_VALUE = ()
 def as_flags(**settings: object) -> tuple[object, ...]:
     """Words of a command line: ``s=scene, iterations=4`` is ``-s scene --iterations 4``.
 
-    A tuple is as many words after one flag.
+    A tuple is as many words after one flag, None leaves the flag out.
     """
     words: list[object] = []
     for name, value in settings.items():
+        if value is None:
+            continue
         words.append(f"-{name}" if len(name) == 1 else f"--{name}")
         words.extend(value if isinstance(value, tuple) else (value,))
     return tuple(words)
