@@ -23,14 +23,14 @@ from gaussian_splatting.data.images import dilated
 from sugar_extractors.mesh.refinement.window_correlation import RADIUS, Correlation, correlate
 from sugar_scene.reprojection import NeighborViews, ViewPair, ordered_sum
 from sugar_scene.triangle_mesh import TriangleMesh
-from sugar_scene.triangle_rasterizer import TriangleHits, rasterize_triangles
+from sugar_scene.triangle_rasterizer import rasterize_triangles
 
 NEIGHBORS = 4  # views that each one is compared with
 _MIN_COSINE = 0.2  # of the angle between normal and line of sight, of surfaces that count
 _BEHIND = 3.0  # pixels behind the first surface at which a place is still seen
 _JUMP = 6.0  # pixels between the depths of neighbouring pixels that lie on two surfaces
-_CACHE_BYTES = 2**28
-_PIXEL_BYTES = 40  # of a view that is kept
+_CACHE_BYTES = 2**29
+_PIXEL_BYTES = 45  # of a view that is kept
 
 Photograph = Callable[[Camera], Tensor]
 """Returns the colours of a view, and how much each pixel counts. (H, W, 4) in [0, 1]"""
@@ -64,10 +64,11 @@ class _View(NamedTuple):
     camera: Camera
     grey: Tensor  # (H, W) in [-0.5, 0.5]
     gradient: Tensor  # of the grey values, along x and y, (2, H, W) per pixel
-    counts: Tensor  # pixels that are compared, (H, W) bool
-    hits: TriangleHits
-    cosine: Tensor  # of the angle between normal and line of sight, (H, W)
-    rays: Tensor  # of pixels, to a depth of 1, camera axes, (H, W, 3)
+    counts: Tensor  # pixels that are compared, N in all, (H, W) bool
+    depth: Tensor  # of the mesh, (H, W)
+    corners: Tensor  # rows of the vertices of the triangle at each of these pixels, (N, 3) int32
+    weights: Tensor  # of the corners, (N, 3)
+    lift: Tensor  # how depth changes as the surface moves along its normal, (N,)
 
 
 class _Carried(NamedTuple):
@@ -121,11 +122,24 @@ def _view(
     grey = image[:3].mean(dim=0) - 0.5
     along_y, along_x = torch.gradient(grey, dim=(0, 1))
     hits = rasterize_triangles(vertices, faces, camera)
-    rays = pixel_rays(camera, dtype=torch.float32, device=vertices.device)
-    cosine = hits.cosines
-    counts = (image[3] >= 1) & (cosine > _MIN_COSINE)
+    counts = (image[3] >= 1) & (hits.cosines > _MIN_COSINE)
     counts &= ~dilated(_jumps(hits.depth, camera), RADIUS - 1)
-    return _View(camera, grey, torch.stack([along_x, along_y]), counts, hits, cosine, rays)
+    # Only what is needed of the hits: they hold the vertices of the whole mesh.
+    return _View(
+        camera,
+        grey,
+        torch.stack([along_x, along_y]),
+        counts,
+        hits.depth,
+        corners=hits.mesh[1][hits.face[counts].long()],
+        weights=hits.barycentrics[counts],
+        lift=-1 / (hits.cosines[counts] * _rays(camera, counts.device)[counts].norm(dim=-1)),
+    )
+
+
+def _rays(camera: Camera, device: torch.device) -> Tensor:
+    """Return the rays of pixels to a depth of 1, in camera axes. (H, W, 3)"""
+    return pixel_rays(camera, dtype=torch.float32, device=device)
 
 
 def _jumps(depth: Tensor, camera: Camera) -> Tensor:
@@ -147,10 +161,10 @@ def _carried(view: _View, neighbor: _View) -> _Carried:
     """Read a neighbouring photograph where a view's pixels are in it."""
     pair = ViewPair.of(view.camera, neighbor.camera)
     camera = neighbor.camera
-    depth = torch.where(view.counts, view.hits.depth, 1.0)
+    depth = torch.where(view.counts, view.depth, 1.0)
     # The direction in which a point moves as its depth grows.
-    direction = view.rays @ view.rays.new_tensor(pair.rotation).T
-    points = direction * depth[..., None] + view.rays.new_tensor(pair.translation)
+    direction = _rays(view.camera, depth.device) @ depth.new_tensor(pair.rotation).T
+    points = direction * depth[..., None] + depth.new_tensor(pair.translation)
     z = points[..., 2]
     x = points[..., 0] / z
     y = points[..., 1] / z
@@ -160,7 +174,7 @@ def _carried(view: _View, neighbor: _View) -> _Carried:
     is_inside &= (u <= camera.width - 1) & (v <= camera.height - 1)
     column = torch.where(is_inside, u, 0.0).long()
     row = torch.where(is_inside, v, 0.0).long()
-    farthest = neighbor.hits.depth[row, column] + _BEHIND * z / camera.fx
+    farthest = neighbor.depth[row, column] + _BEHIND * z / camera.fx
     counts = view.counts & is_inside & (z <= farthest) & neighbor.counts[row, column]
     # Shares of the picture from 0 to 1, which the sampler wants from -1 to 1.
     grid = torch.stack([u / camera.width, v / camera.height], dim=-1) * 2 - 1
@@ -188,15 +202,10 @@ def _by_depth(found: Correlation, carried: _Carried) -> Tensor:
 
 def _at_vertices(view: _View, planes: Tensor, n_vertices: int) -> Tensor:
     """Add what pixels say, as of :func:`_by_depth`, to the corners of their triangles. (3, V)"""
-    counts = view.counts
-    _, faces = view.hits.mesh
-    corners = faces[view.hits.face[counts].long()].reshape(-1).long()
-    weights = view.hits.barycentrics[counts]
-    # How the depth of a pixel changes as its surface moves along the normal.
-    lift = -1 / (view.cosine[counts] * view.rays[counts].norm(dim=-1))
-    gradient, curvature, n_compared = planes[:, counts]
+    corners = view.corners.reshape(-1).long()
+    gradient, curvature, n_compared = planes[:, view.counts]
     sums = []
-    for values in (gradient * lift, curvature * lift.square(), n_compared):
-        at_corners = (values[:, None] * weights).reshape(-1)
+    for values in (gradient * view.lift, curvature * view.lift.square(), n_compared):
+        at_corners = (values[:, None] * view.weights).reshape(-1)
         sums.append(ordered_sum(at_corners, corners, n_vertices).double())
     return torch.stack(sums)
