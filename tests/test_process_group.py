@@ -118,6 +118,7 @@ class Pull:
     name = "pull"
     components = ()
     memory_plan = None
+    further_images = None
     extent = 1.0
 
     def __init__(self, views_per_step: int) -> None:
