@@ -17,7 +17,7 @@ from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.export.reading import read_as_written
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from tests.support.tiny_scene import run_cli
@@ -33,7 +33,7 @@ def results(inputs, tmp_path_factory) -> Path:
     """The folder of results of the tiny scene, twice as large as the capture."""
     folder = tmp_path_factory.mktemp("results")
     scene = load_scene(inputs.scene.root, size_rule=VanillaSize(1), notify=lambda _: None)
-    made = HandedOut(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
+    made = FinalResults(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
     write_result_folder(folder, made, scene, PlacementOptions(scale_factor=2.0))
     return folder
 

@@ -13,7 +13,7 @@ import pytest
 from gaussian_splatting.data.cameras import upright_axes
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_scene.mesh_files.textured_mesh_io import write_textured_mesh
 from sugar_viewer import geotiff, orthophoto
@@ -113,7 +113,7 @@ def test_files_of_the_folder_of_results_lie_where_the_others_do(inputs, box, gcp
     words = ("--ortho", "down", "--gcp", gcp, "--ortho_pixel", PIXEL)
     expected = rendered(inputs, box, tmp_path / "a.tif", *words)
     scene = load_scene(inputs.scene.root, size_rule=VanillaSize(1), notify=lambda _: None)
-    made = HandedOut(box, None, lambda: inputs.cloud)
+    made = FinalResults(box, None, lambda: inputs.cloud)
     write_result_folder(tmp_path / "results", made, scene, PlacementOptions(scale_factor=3.0))
     raster = rendered(inputs, tmp_path / "results" / "mesh.obj", tmp_path / "b.tif", *words)
     sure = inner(expected.picture[..., 3] > 0) & inner(raster.picture[..., 3] > 0)

@@ -24,7 +24,7 @@ from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.export.engines import web_page
 from sugar_extractors.export.engines.scan_program import scan_program
 from sugar_extractors.export.engines.web_page import read_page_gaussians
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.outputs.result_page import write_index
 from sugar_extractors.placing import PlacementOptions
 from sugar_utils.html import MESH_ELEMENT, Page, element_bytes
@@ -93,7 +93,7 @@ def test_a_page_that_browsers_do_not_open_is_refused(inputs, tmp_path, monkeypat
 @pytest.mark.parametrize("orient", ["up", "none"])
 def test_the_folder_of_results_gets_a_page_that_is_upright_like_its_glb(orient, inputs, tmp_path):
     scene = load_scene(inputs.scene.root, size_rule=VanillaSize(1), notify=lambda _: None)
-    made = HandedOut(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
+    made = FinalResults(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
     placement = PlacementOptions(orient=orient, scale_factor=2.0)
     write_result_folder(tmp_path, made, scene, placement)
     words = {"upright": orient == "up", "lit": False, "notify": pytest.fail}
@@ -118,7 +118,7 @@ def test_the_folder_of_results_gets_a_page_that_is_upright_like_its_glb(orient, 
 
 def test_results_that_fit_into_no_page_are_complete_without_it(inputs, tmp_path, monkeypatch):
     scene = load_scene(inputs.scene.root, size_rule=VanillaSize(1), notify=lambda _: None)
-    made = HandedOut(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
+    made = FinalResults(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
     write_result_folder(tmp_path, made, scene, PlacementOptions())
     monkeypatch.setattr(web_page, "_LARGEST", 1000)
     lines: list[str] = []

@@ -30,7 +30,7 @@ from gaussian_splatting.scenes.scene import VanillaSize, load_scene, load_scene_
 from sugar_extractors.export.format_types import World
 from sugar_extractors.export.formats import FORMATS
 from sugar_extractors.mesh.loading import region_boxes
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.blocks.tracks import read_capture_points
 from sugar_pipeline.pipeline.conclusion import _measure
@@ -302,7 +302,7 @@ def test_files_of_the_folder_of_results_are_brought_back_first(far_scene, far_re
     ply = point_cloud_path(far_result, 2)
     checkpoint = load_reference_checkpoint(far_result, None, print)
     scene = load_scene_for_checkpoint(far_scene.root, checkpoint, size_rule=FULL, notify=print)
-    made = HandedOut(None, ply, lambda: read_gaussian_ply(ply))
+    made = FinalResults(None, ply, lambda: read_gaussian_ply(ply))
     write_result_folder(tmp_path / "scan", made, scene, PlacementOptions(scale_factor=2.0))
     files = {}
     for name, source in (("upright", tmp_path / "scan" / "splats.ply"), ("plain", far_result)):
