@@ -24,7 +24,7 @@ from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, written_
 from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import icosahedron
 from tests.support.survey import EPSG, SCALE, TO_MAP, list_lines, places, write_list
-from tests.support.tiny_scene import run_cli
+from tests.support.tiny_scene import refusal, run_cli
 from tests.support.verbs import export
 from tests.test_export_placement import Inputs, inputs
 
@@ -241,10 +241,7 @@ def test_an_export_in_other_axes_is_brought_back_for_a_map(inputs, gcp, tmp_path
 
 
 def refused(inputs: Inputs, capsys, *words) -> str:
-    assert run_cli(export.main, inputs.obj, "-s", inputs.scene.root, *words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
+    error = refusal(capsys, export.main, inputs.obj, "-s", inputs.scene.root, *words)
     return error
 
 

@@ -21,7 +21,7 @@ from sugar_utils.console import Console
 from sugar_viewer.result_search import find_results
 from sugar_viewer.view_run import ViewOptions, _capture
 from tests.support.mesh_scenes import icosahedron
-from tests.support.tiny_scene import make_tiny_scene, run_cli
+from tests.support.tiny_scene import make_tiny_scene, refusal, run_cli
 from tests.support.verbs import export
 from tests.test_export_placement import four_colored_faces
 
@@ -189,8 +189,9 @@ def test_a_folder_without_what_the_format_needs_is_one_line(made, tmp_path, caps
     folder = tmp_path / "scan"
     written(made, folder)
     (folder / "mesh.obj").unlink()
-    assert run_cli(export.main, folder, "--to", "glb", "-o", tmp_path / "a.glb") == 2
-    assert "has no mesh.obj" in capsys.readouterr().err
+    assert "has no mesh.obj" in refusal(
+        capsys, export.main, folder, "--to", "glb", "-o", tmp_path / "a.glb"
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from sugar_extractors.outputs.result_page import write_index
 from sugar_extractors.placing import PlacementOptions
 from sugar_utils.html import MESH_ELEMENT, Page, element_bytes
 from tests.support.repository import ROOT
-from tests.support.tiny_scene import run_cli
+from tests.support.tiny_scene import refusal, run_cli
 from tests.support.verbs import export
 from tests.test_export_placement import inputs
 
@@ -83,8 +83,7 @@ def test_the_bundle_is_that_of_its_source_with_the_licences_of_its_parts():
 def test_a_page_that_browsers_do_not_open_is_refused(inputs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(web_page, "_LARGEST", 1000)
     words = ("--to", "html", "--gaussians", inputs.ply, "-o", tmp_path / "a")
-    assert run_cli(export.main, inputs.obj, *words) == 2
-    error = capsys.readouterr().err
+    error = refusal(capsys, export.main, inputs.obj, *words)
     assert "a.html" in error
     assert "more than browsers open" in error
     assert not list(tmp_path.iterdir())

@@ -42,7 +42,14 @@ from sugar_scene.surface_queries import sample_surface
 from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.command_words import train_plan
 from tests.support.mesh_scenes import sphere
-from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
+from tests.support.tiny_scene import (
+    TinyScene,
+    events,
+    make_tiny_scene,
+    refusal,
+    run_cli,
+    write_model,
+)
 from tests.support.verbs import export
 from tests.test_export_placement import four_colored_faces
 
@@ -316,8 +323,7 @@ def test_files_of_the_folder_of_results_are_brought_back_first(far_scene, far_re
 
 def test_formats_without_digits_for_it_are_refused(far_result, tmp_path, capsys):
     words = (far_result, "--to", "splat", "-o", tmp_path / "out.splat", "--original_frame")
-    assert run_cli(export.main, *words) == 2
-    assert "choose --to ply, gltf, usd, glb, obj" in capsys.readouterr().err
+    assert "choose --to ply, gltf, usd, glb, obj" in refusal(capsys, export.main, *words)
     assert not list(tmp_path.iterdir())
 
 
