@@ -6,7 +6,7 @@
 - ``textures``: textured OBJs without light against the photographs, where mesh and mask cover
   them. Sharpness is the energy of the gradients over that of the photographs.
 - ``silhouettes``: silhouettes of meshes against masks. Intersection over union, and the share of
-  the mask's area that lies outside of it (stray) or is not covered (missing).
+  the mask's area that lies outside of it (outside) or is not covered (missing).
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def silhouettes(args: argparse.Namespace) -> None:
         for view, mask in zip(views, masks, strict=True):
             shown = rasterize_triangles(vertices, faces, view).covered
             both, area = int((shown & mask).sum()), int(mask.sum())
-            stray, missing = int((shown & ~mask).sum()), int((mask & ~shown).sum())
-            figures.append((both / (both + stray + missing), stray / area, missing / area))
-        iou, stray, missing = np.mean(figures, axis=0)
+            outside, missing = int((shown & ~mask).sum()), int((mask & ~shown).sum())
+            figures.append((both / (both + outside + missing), outside / area, missing / area))
+        iou, outside, missing = np.mean(figures, axis=0)
         print(f"[{number}] {path}")
         rows.append(
             [
@@ -73,12 +73,12 @@ def silhouettes(args: argparse.Namespace) -> None:
                 f"{mesh.n_faces:,}",
                 f"{iou:.4f}",
                 f"{np.min(figures, 0)[0]:.4f}",
-                f"{stray:.2%}",
+                f"{outside:.2%}",
                 f"{missing:.2%}",
             ]
         )
     print()
-    print_table(["mesh", "triangles", "IoU", "smallest", "stray", "missing"], rows)
+    print_table(["mesh", "triangles", "IoU", "smallest", "outside", "missing"], rows)
 
 
 def gradient_energy(image: Tensor, inside: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def build(folder: Path) -> Path:
 
 
 def _version() -> str:
-    """Return the version that the manifest tells."""
+    """Return the version of the manifest."""
     text = (_SOURCE / _MANIFEST).read_text(encoding="utf-8")
     match = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
     if match is None:

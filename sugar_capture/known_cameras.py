@@ -242,7 +242,7 @@ def _refuse_half_turns(photographs: Sequence[Photograph], source: CameraFiles) -
     """Refuse images that EXIF turns upside down, unless it is clear that the program did, too.
 
     Sizes of images that EXIF turns on their side fit only if the program turned them. A half turn
-    keeps the size, so it tells nothing.
+    keeps the size, so it shows nothing.
     """
     unclear = [photograph for photograph in photographs if photograph.keeps_size]
     on_their_side = [p for p in photographs if p.turned and not p.keeps_size]

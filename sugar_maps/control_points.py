@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of control points: places on the map, and the pixels of photographs that show them.
+"""Files of control points: positions on the map, and the pixels of photographs that show them.
 
 Two layouts are read. ``gcp_list.txt`` of OpenDroneMap has a coordinate system in its first line,
 then lines ``x y z u v image [name]``. Metashape and RealityScan export a table of markers, and a
@@ -59,12 +59,12 @@ class PointObservation(NamedTuple):
     image: str  # name of the photograph, as the file gives it
     u: float  # pixels from the left edge of the photograph
     v: float  # pixels from its top edge
-    place: str  # file and line, for errors
+    context: str  # file and line, for errors
 
 
 @dataclass(frozen=True)
 class ControlPoint:
-    """A place on the map, and the pixels that show it."""
+    """A position on the map, and the pixels that show it."""
 
     name: str
     position: np.ndarray  # in the system of its file, (3,) float64
@@ -89,14 +89,14 @@ class ControlPoints:
 
     points: tuple[ControlPoint, ...]
     system: MapSystem | None
-    place: str  # the file, for errors
+    context: str  # the file, for errors
 
 
 class _Line(NamedTuple):
     """A line of a text file that has content."""
 
     text: str
-    place: str  # file and number
+    context: str  # file and number
 
 
 def read_control_points(paths: Sequence[Path], needs_pixels: bool = True) -> ControlPoints:
@@ -195,7 +195,7 @@ class _ListRow(NamedTuple):
 
 def _read_list(path: Path, lines: Sequence[_Line], delimiter: str) -> ControlPoints:
     """Read a ``gcp_list.txt`` of OpenDroneMap."""
-    system = system_of_text(lines[0].text, lines[0].place)
+    system = system_of_text(lines[0].text, lines[0].context)
     rows = [_list_row(line, delimiter) for line in lines[1:] if not line.text.startswith("#")]
     has_blanks = delimiter == _BLANKS and _are_names_cut(rows)
     collected = _Collected()
@@ -204,23 +204,23 @@ def _read_list(path: Path, lines: Sequence[_Line], delimiter: str) -> ControlPoi
         name = " ".join(f"{value:.15g}" for value in row.position)
         if row.words:
             name = printable(" ".join(row.words) if has_blanks else row.words[0])
-        collected.add_position(name, row.position, row.observation.place)
+        collected.add_position(name, row.position, row.observation.context)
         collected.add_observation(name, row.observation)
     return ControlPoints(collected.points(), system, str(path))
 
 
 def _list_row(line: _Line, delimiter: str) -> _ListRow:
     words = _split(line.text, delimiter)
-    place = line.place
+    context = line.context
     if len(words) < _LIST_COLUMNS:
-        raise UserError(f"{place}: has {len(words)} columns of x y z u v image; {_ADVICE}")
+        raise UserError(f"{context}: has {len(words)} columns of x y z u v image; {_ADVICE}")
     first = _LIST_COLUMNS - 1
     if delimiter == "," and _is_number(words[first]) and any(map(_is_photograph, words)):
         raise UserError(
-            f"{place}: has {len(words)} columns of x y z u v image: commas part columns, and are "
+            f"{context}: has {len(words)} columns of x y z u v image: commas part columns, and are "
             "in numbers; write decimal points"
         )
-    x, y, z, u, v = (_number(word, place) for word in words[:first])
+    x, y, z, u, v = (_number(word, context) for word in words[:first])
     end = first + 1
     if delimiter == _BLANKS:
         # A name of an image may have blanks; it ends at its suffix.
@@ -228,7 +228,7 @@ def _list_row(line: _Line, delimiter: str) -> _ListRow:
         end = ends[0] if ends else end
     image = " ".join(words[first:end])
     names = [word for word in words[end:] if word]
-    return _ListRow(np.array([x, y, z]), PointObservation(image, u, v, place), names)
+    return _ListRow(np.array([x, y, z]), PointObservation(image, u, v, context), names)
 
 
 def _are_names_cut(rows: Sequence[_ListRow]) -> bool:
@@ -249,11 +249,11 @@ class _Collected:
         self._positions: dict[str, np.ndarray] = {}
         self._observations: dict[str, list[PointObservation]] = {}
 
-    def add_position(self, name: str, position: np.ndarray, place: str) -> None:
+    def add_position(self, name: str, position: np.ndarray, context: str) -> None:
         """Note where a point is; a ``UserError`` where it is somewhere else already."""
         previous = self._positions.setdefault(name, position)
         if not np.array_equal(previous, position):
-            raise UserError(f"{place}: {name} has another position than before; {_ADVICE}")
+            raise UserError(f"{context}: {name} has another position than before; {_ADVICE}")
         self._observations.setdefault(name, [])
 
     def add_observation(self, name: str, observation: PointObservation) -> None:
@@ -262,8 +262,8 @@ class _Collected:
         for other in observations:
             if other.image == observation.image:
                 raise UserError(
-                    f"{observation.place}: {name} is in {observation.image} already "
-                    f"({other.place}); remove one of the lines"
+                    f"{observation.context}: {name} is in {observation.image} already "
+                    f"({other.context}); remove one of the lines"
                 )
         observations.append(observation)
 
@@ -306,30 +306,30 @@ def _read_markers(path: Path, lines: Sequence[_Line], projections: Path | None) 
     if system is None and any(word in table.header.get("x", "") for word in _DEGREES):
         system = system_of_code(WGS84, str(path))
     collected = _Collected()
-    for row, place in table.rows():
+    for row, context in table.rows():
         name = printable(row["label"])
         if collected.has(name):
-            raise UserError(f"{place}: {name} is there twice; {_ADVICE}")
-        numbers = [_number(row[axis], place) for axis in "xyz"]
-        collected.add_position(name, np.array(numbers), place)
+            raise UserError(f"{context}: {name} is there twice; {_ADVICE}")
+        numbers = [_number(row[axis], context) for axis in "xyz"]
+        collected.add_position(name, np.array(numbers), context)
     if projections is None:
         return ControlPoints(collected.points(), system, str(path))
-    for row, place in _Table(_lines_of(projections), _PROJECTION_COLUMNS).rows():
+    for row, context in _Table(_lines_of(projections), _PROJECTION_COLUMNS).rows():
         name = printable(row["marker"])
         if not collected.has(name):
-            raise UserError(f"{place}: {path.name} has no marker {name}; {_ADVICE}")
-        u = _number(row["x"], place)
-        v = _number(row["y"], place)
-        collected.add_observation(name, PointObservation(row["image"], u, v, place))
+            raise UserError(f"{context}: {path.name} has no marker {name}; {_ADVICE}")
+        u = _number(row["x"], context)
+        v = _number(row["y"], context)
+        collected.add_observation(name, PointObservation(row["image"], u, v, context))
     return ControlPoints(collected.points(), system, str(path))
 
 
 def _system_of_comments(lines: Sequence[_Line]) -> MapSystem | None:
     """Return the system that a comment of Metashape names; None without such a comment."""
-    for text, place in lines:
+    for text, context in lines:
         match = _SYSTEM_COMMENT.match(text)
         if match is not None:
-            return system_of_text(match[1], place)
+            return system_of_text(match[1], context)
     return None
 
 
@@ -349,37 +349,37 @@ class _Table:
 
         self._delimiter = _delimiter_of(lines, is_row) or _first_delimiter(lines)
         self._indices = {name: index for index, name in enumerate(columns)}
-        self._header_place = ""
+        self._header_context = ""
         self._n_named = 0  # columns of the line of names; 0 without one
         self.header: dict[str, str] = {}  # names that the file gives to our columns, lower case
-        for text, place in lines:
+        for text, context in lines:
             words = _split(text.lstrip("#"), self._delimiter)
             indices = _indices_of(words, columns)
             if len(indices) == len(columns):
                 self._indices = indices
-                self._header_place = place
+                self._header_context = context
                 self._n_named = len(words)
                 self.header = {name: words[index].lower() for name, index in indices.items()}
                 break
 
     def rows(self) -> Iterator[tuple[dict[str, str], str]]:
-        """Yield the texts of each row by our names of its columns, and its place."""
+        """Yield the texts of each row by our names of its columns, and its file and line."""
         last = max(self._indices.values())
-        for text, place in self._lines:
-            if text.startswith("#") or place == self._header_place:
+        for text, context in self._lines:
+            if text.startswith("#") or context == self._header_context:
                 continue
             words = _split(text, self._delimiter)
             while words and not words[-1]:
                 words.pop()
             if self._n_named and len(words) > self._n_named:
                 raise UserError(
-                    f"{place}: has {len(words)} columns, and the line of names {self._n_named}; "
+                    f"{context}: has {len(words)} columns, and the line of names {self._n_named}; "
                     "write decimal points, and quote names with blanks or commas"
                 )
             if len(words) <= last or not all(words[index] for index in self._indices.values()):
                 names = ", ".join(self._columns)
-                raise UserError(f"{place}: has no value for each of {names}; {_ADVICE}")
-            yield {name: words[index] for name, index in self._indices.items()}, place
+                raise UserError(f"{context}: has no value for each of {names}; {_ADVICE}")
+            yield {name: words[index] for name, index in self._indices.items()}, context
 
 
 def _first_delimiter(lines: Sequence[_Line]) -> str:
@@ -418,7 +418,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _number(text: str, place: str) -> float:
+def _number(text: str, context: str) -> float:
     """Parse a number; a ``UserError`` that names the line for any other text."""
     try:
         value = float(with_decimal_point(text))
@@ -429,5 +429,5 @@ def _number(text: str, place: str) -> float:
         advice = _ADVICE
         if _PARTED.search(text):
             advice = "write a decimal point, and nothing between thousands"
-        raise UserError(f"{place}: {text!r:.40} is no number; {advice}")
+        raise UserError(f"{context}: {text!r:.40} is no number; {advice}")
     return value

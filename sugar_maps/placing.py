@@ -168,8 +168,8 @@ def _by_control_points(
     n_needed = MIN_POINTS
     if len(located) < n_needed:
         raise UserError(
-            f"{file.place}: {len(located)} control points are seen by {MIN_IMAGES} photographs or "
-            f"more, and it takes {n_needed}; add points, or lines of further photographs"
+            f"{file.context}: {len(located)} control points are seen by {MIN_IMAGES} photographs "
+            f"or more, and it takes {n_needed}; add points, or lines of further photographs"
         )
     positions = np.stack([row.point.position for row in located])
     frame = _map_frame(positions, file, system, notify)
@@ -178,15 +178,15 @@ def _by_control_points(
     n_control = int(is_control.sum())
     if n_control < n_needed:
         raise UserError(
-            f"{file.place}: {n_control} control points are not named as check points, and it takes "
-            f"{n_needed}; rename some"
+            f"{file.context}: {n_control} control points are not named as check points, and it "
+            f"takes {n_needed}; rename some"
         )
     source = np.stack([row.place.position for row in located])
-    fit = _fit_of_points(source[is_control], frame.local[is_control], file.place)
-    _require_orientation(fit, source[is_control], f"{file.place}: control points")
+    fit = _fit_of_points(source[is_control], frame.local[is_control], file.context)
+    _require_orientation(fit, source[is_control], f"{file.context}: control points")
     controls = np.flatnonzero(is_control)
     control_names = [located[row].point.name for row in controls]
-    what = f"{file.place}: control points"
+    what = f"{file.context}: control points"
     _require_small(fit, frame.local[is_control], control_names, what)
     roles = [CHECK] * len(located)
     for row, is_used in zip(controls, fit.is_used, strict=True):
@@ -244,8 +244,8 @@ def _located(
         names = shortened([point.name for point in file.points])
         numbers = shortened([str(number) for number in by_number])
         raise UserError(
-            f"{file.place}: none of the points {names} is a target of the photographs ({numbers}); "
-            "name points by the numbers of their targets"
+            f"{file.context}: none of the points {names} is a target of the photographs "
+            f"({numbers}); name points by the numbers of their targets"
         )
     if too_few:
         notify(f"note: fewer than {MIN_IMAGES} photographs show {shortened(too_few)}")
@@ -277,13 +277,13 @@ def _map_frame(
     if origin is None:
         origin = system
     if origin is not None and origin.is_geographic:
-        return _geographic_frame(positions, origin, system, file.place, notify)
+        return _geographic_frame(positions, origin, system, file.context, notify)
     target = system or origin
     if target is None:
         offset = np.round(positions.mean(axis=0))
         return _MapFrame(positions - offset, offset, None, None)
-    map_systems.require_metres(target, file.place)
-    return _frame_in(positions, origin or target, target, file.place, notify)
+    map_systems.require_metres(target, file.context)
+    return _frame_in(positions, origin or target, target, file.context, notify)
 
 
 def _geographic_frame(

@@ -40,10 +40,10 @@ _STEP = 0.25  # pixels
 _ROUNDS = 3
 _LEAST_CONTRAST = 10.0  # grey levels between black and white
 _LEAST_CELL = 2.0  # pixels across, where it is narrowest; below it edges blur into each other
-_TOGETHER = 0.5  # of a target's side, within which two sightings are one target
+_TOGETHER = 0.5  # of a target's side, within which two detections are one target
 
 
-class Sighting(NamedTuple):
+class Detection(NamedTuple):
     """A target in a photograph."""
 
     number: int
@@ -92,7 +92,7 @@ def dictionary_of(opencv: ModuleType, kind: str) -> Any:
     return opencv.aruco.getPredefinedDictionary(getattr(opencv.aruco, TARGET_KINDS[kind]))
 
 
-def sightings_in(path: Path, kind: str) -> list[Sighting]:
+def detections_in(path: Path, kind: str) -> list[Detection]:
     """Find the targets in an image file, in the order of their numbers.
 
     Those that are too small, or seen too flatly, are left out: their corners are not exact.
@@ -113,26 +113,26 @@ def sightings_in(path: Path, kind: str) -> list[Sighting]:
     if numbers is None:
         return []
     n_cells = dictionary.markerSize + 2
-    by_number: dict[int, Sighting] = {}
+    by_number: dict[int, Detection] = {}
     for points, number in zip(corners, np.ravel(numbers), strict=True):
         rough = np.asarray(points, np.float64).reshape(4, 2) + _MIDDLE
-        sighting = Sighting(int(number), rough)
-        other = by_number.setdefault(sighting.number, sighting)
-        distance = float(np.linalg.norm(other.middle - sighting.middle))
-        if distance > _TOGETHER * max(other.side, sighting.side):
-            places = " and ".join(f"{x:.0f}, {y:.0f}" for x, y in (other.middle, sighting.middle))
+        detection = Detection(int(number), rough)
+        other = by_number.setdefault(detection.number, detection)
+        distance = float(np.linalg.norm(other.middle - detection.middle))
+        if distance > _TOGETHER * max(other.side, detection.side):
+            pixels = " and ".join(f"{x:.0f}, {y:.0f}" for x, y in (other.middle, detection.middle))
             raise UserError(
-                f"{path}: shows two targets with the number {sighting.number}, at pixels {places}; "
-                "print each number once, or cover one of them"
+                f"{path}: shows two targets with the number {detection.number}, at pixels {pixels}"
+                "; print each number once, or cover one of them"
             )
-    sightings = []
+    detections = []
     for number in sorted(by_number):
         refined = None
         if by_number[number].width >= _LEAST_CELL * n_cells:
             refined = _refined(gray, by_number[number].corners, n_cells)
         if refined is not None:
-            sightings.append(Sighting(number, refined))
-    return sightings
+            detections.append(Detection(number, refined))
+    return detections
 
 
 def _refined(gray: np.ndarray, corners: np.ndarray, n_cells: int) -> np.ndarray | None:

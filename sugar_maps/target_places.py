@@ -11,7 +11,7 @@ import numpy as np
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.scenes.scene import Scene
-from sugar_maps.printed_targets import Sighting, load_opencv, sightings_in
+from sugar_maps.printed_targets import Detection, detections_in, load_opencv
 from sugar_maps.similarity import least_squares
 from sugar_maps.triangulation import (
     MIN_IMAGES,
@@ -25,7 +25,7 @@ from sugar_maps.triangulation import (
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import in_parallel
 
-# Of the longer side of a photograph: how far a sighting may miss what the others say.
+# Of the longer side of a photograph: how far a detection may miss what the others say.
 _MAX_PIXEL_ERROR = 0.0025
 _LEAST_PIXEL_ERROR = 1.0
 _SAME_SIZE = 0.03  # relative difference between the sides of targets of one size
@@ -57,7 +57,7 @@ class TargetScale:
 
 
 class _View(NamedTuple):
-    """A sighting of a target by a camera, and the rays through the corners."""
+    """A detection of a target by a camera, and the rays through the corners."""
 
     camera: Camera  # at the size of its image
     rays: list[Ray]  # of the four corners
@@ -105,20 +105,20 @@ def placed_targets(scene: Scene, kind: str, notify: Notify) -> list[PlacedTarget
 
 
 def _views_of(scene: Scene, kind: str) -> dict[int, list[_View]]:
-    """Return the sightings of each target in the images that the scene uses, which are flat."""
+    """Return the detections of each target in the images that the scene uses, which are flat."""
     cameras = []
     for camera in scene.calibrated_cameras:
         if camera.image_path is not None and camera.image_path.is_file():
             cameras.append(at_size_of_file(camera))
 
-    def sightings(camera: Camera) -> list[Sighting]:
-        return sightings_in(camera.image_file, kind)
+    def detections(camera: Camera) -> list[Detection]:
+        return detections_in(camera.image_file, kind)
 
     views: dict[int, list[_View]] = {}
-    for camera, in_image in zip(cameras, in_parallel(sightings, cameras), strict=True):
-        for sighting in in_image:
-            rays = [pinhole_ray(camera, corner) for corner in sighting.corners]
-            views.setdefault(sighting.number, []).append(_View(camera, rays))
+    for camera, in_image in zip(cameras, in_parallel(detections, cameras), strict=True):
+        for detection in in_image:
+            rays = [pinhole_ray(camera, corner) for corner in detection.corners]
+            views.setdefault(detection.number, []).append(_View(camera, rays))
     return views
 
 

@@ -85,7 +85,7 @@ class PixelRays:
         if name is None:
             example = next(iter(self._cameras), "none")
             raise UserError(
-                f"{observation.place}: {image} is no registered photograph of the capture (as "
+                f"{observation.context}: {image} is no registered photograph of the capture (as "
                 f"{example}); correct the name"
             )
         return self._cameras[name]
@@ -114,7 +114,7 @@ class PixelRays:
         is_inside = 0 <= u <= width and 0 <= v <= height
         if not (is_inside and np.isfinite(plane).all()):
             raise UserError(
-                f"{observation.place}: pixel {u:g}, {v:g} is outside of {observation.image}, "
+                f"{observation.context}: pixel {u:g}, {v:g} is outside of {observation.image}, "
                 f"which is {width} x {height}; correct the line"
             )
         return _ray_through(camera, plane, focal)

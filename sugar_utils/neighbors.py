@@ -3,8 +3,8 @@
 
 Points are sorted along a Morton curve and cut into leaves of consecutive points; an implicit
 binary tree of bounding boxes stands on the leaves (children of node i are 2i and 2i + 1). One
-thread per query starts in the leaf of the query, or one near to it, climbs to the root and searches
-each sibling subtree on the way, nearest box first. The CPU takes three levels at once.
+thread per query starts in the leaf of the query, or one near to it, goes up to the root and
+searches each sibling subtree on the way, nearest box first. The CPU takes three levels at once.
 
 The result is exact: a box bound is computed with the operations of the distance itself, and float32
 subtraction, multiplication and addition are monotonic, so a bound never exceeds the distance of a

@@ -70,13 +70,13 @@ class ResultNote(msgspec.Struct):
     replaces: JsonObject = {}
 
 
-def conform(value: object, schema: type[T], place: object, advice: str = WRITE_AGAIN) -> T:
+def conform(value: object, schema: type[T], context: object, advice: str = WRITE_AGAIN) -> T:
     """Convert JSON values to a schema.
 
     Args:
         value: The values.
         schema: The ``msgspec`` type.
-        place: Where they are from, for messages.
+        context: Where they are from, for messages.
         advice: How to fix them.
 
     Raises:
@@ -86,9 +86,9 @@ def conform(value: object, schema: type[T], place: object, advice: str = WRITE_A
         return msgspec.convert(value, schema)
     except msgspec.ValidationError as error:
         reason = str(error).replace("`", "")
-        raise UserError(f"{place}: {reason}; {advice}") from error
+        raise UserError(f"{context}: {reason}; {advice}") from error
     except UnicodeError as error:
-        raise UserError(f"{place}: holds characters that do not exist; {advice}") from error
+        raise UserError(f"{context}: holds characters that do not exist; {advice}") from error
 
 
 def read_checked(path: Path, schema: type) -> Any:

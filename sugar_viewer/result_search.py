@@ -20,10 +20,10 @@ VANILLA = "vanilla Gaussians"
 COARSE = "coarse Gaussians"
 COARSE_MESH = "coarse mesh"
 REFINED = "refined Gaussians"
-HANDED_OUT = "Gaussians"
+FINAL_GAUSSIANS = "Gaussians"
 TEXTURED = "textured mesh"
 # A folder of results shows at most one of each; in the order in which they are made.
-STAGES = (VANILLA, COARSE, COARSE_MESH, REFINED, HANDED_OUT, TEXTURED)
+STAGES = (VANILLA, COARSE, COARSE_MESH, REFINED, FINAL_GAUSSIANS, TEXTURED)
 _DEPTH = 4  # levels of folders that are searched
 _SKIPPED_NAMES = (
     "sparse",
@@ -120,7 +120,7 @@ def _stage_of(path: Path) -> str | None:
     elif suffix == ".obj":
         return None if path.stem.endswith("_placed") else TEXTURED
     elif (path.parent / TRANSFORM).is_file():
-        return {SPLATS: HANDED_OUT, f"{MESH}.ply": COARSE_MESH}.get(name)
+        return {SPLATS: FINAL_GAUSSIANS, f"{MESH}.ply": COARSE_MESH}.get(name)
     else:
         is_mesh = suffix == ".ply" and name.startswith("sugarmesh_") and not holds_gaussians(path)
         return COARSE_MESH if is_mesh else None

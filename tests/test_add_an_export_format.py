@@ -35,7 +35,7 @@ def write_tensors(path: Path, cloud: GaussianCloud) -> None:
 
 
 def read_tensors(path: Path, notify) -> GaussianCloud:
-    """What :func:`write_tensors` wrote."""
+    """Read a file of :func:`write_tensors`."""
     return torch.load(path, weights_only=False)
 
 

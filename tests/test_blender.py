@@ -27,7 +27,7 @@ from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.scenes.scene import Scene, VanillaSize, load_scene
 from sugar_extractors.export.reading import read_as_written
 from sugar_extractors.export.reposing import reposed
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.geometry import covariances
@@ -78,7 +78,7 @@ class Scan:
         )
         write_textured_mesh(root / "refined.obj", self.mesh, glb=False)
         model = save_model(root, refined_state())
-        made = HandedOut(root / "refined.obj", model, self.bound.to_gaussians)
+        made = FinalResults(root / "refined.obj", model, self.bound.to_gaussians)
         self.folder = root / "scan"
         write_result_folder(self.folder, made, self.scene, options)
         record = json.loads((self.folder / "transform.json").read_text())

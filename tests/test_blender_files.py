@@ -33,7 +33,7 @@ from gaussian_splatting.formats.ply import read_gaussian_ply, write_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from gaussian_splatting.shared_flags import Preset
 from sugar_extractors.export.export_options import ExportOptions, export_parser
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.outputs.result_photographs import write_photographs
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.pipeline.conclusion import print_result
@@ -59,7 +59,7 @@ def folder(tmp_path_factory) -> Path:
     write_textured_mesh(root / "refined.obj", four_colored_faces())
     model = root / "model.pt"
     model.write_bytes(b"stands for a model")
-    made = HandedOut(root / "refined.obj", model, tiny_cloud)
+    made = FinalResults(root / "refined.obj", model, tiny_cloud)
     write_result_folder(root / "scan", made, scene, PlacementOptions(scale_factor=2.0))
     return root / "scan"
 

@@ -70,7 +70,7 @@ def test_a_cut_goes_through_the_street_and_not_through_a_house():
 
 
 def test_places_that_cannot_be_divided_are_refused():
-    with pytest.raises(ValueError, match="3 places"):
+    with pytest.raises(ValueError, match="3 positions"):
         cut_space(np.zeros((3, 3)), np.ones(3), 4)
     with pytest.raises(ValueError, match="too close"):
         cut_space(np.zeros((9, 3)), np.ones(9), 3)
@@ -230,7 +230,7 @@ def test_decimated_parts_still_fit(sphere_of_two_blocks, backend, open_share):
     small = []
     for block, part in zip(blocks, parts, strict=True):
         region = block_meshes.region_of(grid, block.box)
-        part = block_meshes.snapped(part, region, grid)
+        part = block_meshes.with_aligned_boundary(part, region, grid)
         small.append(block_meshes.decimated(part, 900, region, decimate))
         assert small[-1].n_faces <= 1000
     joined = welded(small, 1e-6)
@@ -248,7 +248,9 @@ def test_a_splinter_on_the_border_stays(sphere_of_two_blocks):
     corners = np.array([[place, 1.1, 1.1], [place, 1.1 + size, 1.1], [place - size, 1.1, 1.1]])
     colors = np.zeros((3, 3), np.uint8)
     splinter = TriangleMesh(corners, np.array([[0, 1, 2]]), colors)
-    part = triangle_mesh.merge_meshes([block_meshes.snapped(parts[0], region, grid), splinter])
+    part = triangle_mesh.merge_meshes(
+        [block_meshes.with_aligned_boundary(parts[0], region, grid), splinter]
+    )
     decimate = choose_backend("open3d").decimate
     small = block_meshes.decimated(part, 900, region, decimate)
     assert small.n_faces <= 1000
@@ -275,10 +277,10 @@ def test_what_was_left_out_follows_a_border_that_decimation_moved(sphere_of_two_
         faces = faces[(a != b) & (b != c) & (c != a)]
         return TriangleMesh(mesh.vertices, faces, mesh.colors)
 
-    part = block_meshes.snapped(parts[0], region, grid)
+    part = block_meshes.with_aligned_boundary(parts[0], region, grid)
     small = block_meshes.decimated(part, part.n_faces - 1, region, merge_one)
     assert len(n_calls) == 2
-    neighbour = block_meshes.snapped(parts[1], region, grid)
+    neighbour = block_meshes.with_aligned_boundary(parts[1], region, grid)
     joined = welded([small, neighbour], 1e-6)
     assert triangle_mesh.topology(joined).open_edge_share == 0
     assert small.n_faces < part.n_faces

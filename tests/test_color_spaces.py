@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a photograph or a video declares about its colours is converted to sRGB; sRGB stays."""
+"""Colours that a photograph or a video declares are converted to sRGB; sRGB stays."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.export.gltf_gaussians import read_gltf_gaussians
 from sugar_extractors.export.reading import read_as_written
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
-from tests.support.tiny_scene import run_cli
+from tests.support.tiny_scene import refusal, run_cli
 from tests.support.verbs import export
 from tests.test_export_placement import PLACES, Inputs, exported, inputs
 
@@ -33,7 +33,7 @@ def results(inputs, tmp_path_factory) -> Path:
     """The folder of results of the tiny scene, twice as large as the capture."""
     folder = tmp_path_factory.mktemp("results")
     scene = load_scene(inputs.scene.root, size_rule=VanillaSize(1), notify=lambda _: None)
-    made = HandedOut(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
+    made = FinalResults(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
     write_result_folder(folder, made, scene, PlacementOptions(scale_factor=2.0))
     return folder
 
@@ -224,8 +224,6 @@ def test_what_cannot_be_put_into_one_file_is_one_line(inputs, tmp_path, capsys):
         (inputs.obj, "--to", "glb_both", "--gaussians", inputs.obj): "holds no Gaussians",
     }
     for words, message in cases.items():
-        assert run_cli(export.main, *words, *target) == 2
-        error = capsys.readouterr().err
+        error = refusal(capsys, export.main, *words, *target)
         assert message in error
-        assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())

@@ -32,8 +32,8 @@ def test_photographs_to_a_textured_mesh_and_on_from_there(scene, checkpoint, tmp
     run("train.py", tmp_path, *flags)
     (obj,) = (tmp_path / "output" / "refined_mesh").rglob("*.obj")
     assert read_textured_mesh(obj).n_faces > 100
-    handed_out = tmp_path / "output" / scene.root.name
-    names = {path.name for path in handed_out.iterdir()}
+    final_results = tmp_path / "output" / scene.root.name
+    names = {path.name for path in final_results.iterdir()}
     assert {"mesh.obj", "mesh.glb", "report.html", "index.html"} <= names
     records = [json.loads(path.read_text()) for path in tmp_path.rglob("run.json")]
     assert {record["status"] for record in records} == {"finished"}
@@ -45,7 +45,7 @@ def test_photographs_to_a_textured_mesh_and_on_from_there(scene, checkpoint, tmp
         "sugar_pipeline",
         tmp_path,
         "export",
-        handed_out / "splats.ply",
+        final_results / "splats.ply",
         "--to",
         "spz",
         "--output",

@@ -17,7 +17,7 @@ from PIL import Image
 import metrics
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_extractors.texture.placed_copy import write_placed
 from sugar_pipeline.quality.exported_mesh import Shape, read_exported
@@ -129,7 +129,7 @@ def test_a_placed_copy_and_the_folder_of_results_measure_the_same(
     capture = load_scene(scene, size_rule=VanillaSize(1), notify=print)
     options = PlacementOptions(orient=orient, scale_factor=3.0)
     write_placed(obj, capture, tiny_cloud, options, glb=True, notify=print)
-    results = HandedOut(mesh=obj, splats=None, read_splats=tiny_cloud)
+    results = FinalResults(mesh=obj, splats=None, read_splats=tiny_cloud)
     write_result_folder(tmp_path / "results", results, capture, options)
     for path in (tmp_path / f"box_placed.{kind}", tmp_path / "results" / f"mesh.{kind}"):
         row = figures_of(path, scene, tmp_path)

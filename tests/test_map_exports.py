@@ -18,13 +18,13 @@ from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.export.las_files import write_las
 from sugar_extractors.export_contents import PointCloud, PointExport
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, written_normals
 from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.mesh_scenes import icosahedron
 from tests.support.survey import EPSG, SCALE, TO_MAP, list_lines, places, write_list
-from tests.support.tiny_scene import run_cli
+from tests.support.tiny_scene import refusal, run_cli
 from tests.support.verbs import export
 from tests.test_export_placement import Inputs, inputs
 
@@ -216,7 +216,7 @@ def test_files_of_the_folder_of_results_are_brought_back_first(inputs, gcp, tmp_
     laspy = pytest.importorskip("laspy")
     folder = tmp_path / "results"
     scene = load_scene(inputs.scene.root, size_rule=VanillaSize(1), notify=lambda _: None)
-    made = HandedOut(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
+    made = FinalResults(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
     write_result_folder(folder, made, scene, PlacementOptions(scale_factor=3.0))
     for name, points in (
         ("mesh.obj", read_textured_mesh(inputs.obj).vertices),
@@ -241,10 +241,7 @@ def test_an_export_in_other_axes_is_brought_back_for_a_map(inputs, gcp, tmp_path
 
 
 def refused(inputs: Inputs, capsys, *words) -> str:
-    assert run_cli(export.main, inputs.obj, "-s", inputs.scene.root, *words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
+    error = refusal(capsys, export.main, inputs.obj, "-s", inputs.scene.root, *words)
     return error
 
 

@@ -48,7 +48,7 @@ from tests.support.mesh_scenes import (
     sphere_points,
     write_mesh_scene,
 )
-from tests.support.tiny_scene import run_cli
+from tests.support.tiny_scene import refusal
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -388,8 +388,7 @@ def test_ablations_of_the_original_are_refused_in_one_line(flag):
 def test_the_entry_point_reports_errors_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s").mkdir()
-    assert run_cli(extract_mesh.main, "-s", "s", "-c", "none", "-m", "m.pt") == 2
-    error = capsys.readouterr().err
+    error = refusal(capsys, extract_mesh.main, "-s", "s", "-c", "none", "-m", "m.pt")
     assert error.startswith("error: m.pt: no such file")
     assert len(error.splitlines()) == 1
 

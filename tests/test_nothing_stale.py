@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No result is handed out for another one, and none goes before its successor is there."""
+"""No result is taken for another one, and none goes before its successor is there."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ import pytest
 from gaussian_splatting.data.cameras import upright_axes
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_scene.mesh_files.textured_mesh_io import write_textured_mesh
 from sugar_viewer import geotiff, orthophoto
 from tests.support.survey import EPSG, ORIGIN, SCALE, TO_MAP, list_lines, places, write_list
 from tests.support.textured_box import CENTER, HALF_SIDES, box_mesh, color_at
-from tests.support.tiny_scene import run_cli, tiny_cloud
+from tests.support.tiny_scene import refusal, run_cli, tiny_cloud
 from tests.support.verbs import render
 from tests.test_export_placement import Inputs, inputs
 
@@ -113,7 +113,7 @@ def test_files_of_the_folder_of_results_lie_where_the_others_do(inputs, box, gcp
     words = ("--ortho", "down", "--gcp", gcp, "--ortho_pixel", PIXEL)
     expected = rendered(inputs, box, tmp_path / "a.tif", *words)
     scene = load_scene(inputs.scene.root, size_rule=VanillaSize(1), notify=lambda _: None)
-    made = HandedOut(box, None, lambda: inputs.cloud)
+    made = FinalResults(box, None, lambda: inputs.cloud)
     write_result_folder(tmp_path / "results", made, scene, PlacementOptions(scale_factor=3.0))
     raster = rendered(inputs, tmp_path / "results" / "mesh.obj", tmp_path / "b.tif", *words)
     sure = inner(expected.picture[..., 3] > 0) & inner(raster.picture[..., 3] > 0)
@@ -207,10 +207,7 @@ def test_without_a_map_axes_are_those_of_the_upright_capture(direction, inputs, 
 def test_orthophotos_that_cannot_be_are_refused(inputs, box, gcp, tmp_path, capsys, monkeypatch):
     def refused(*words) -> str:
         output = ("-s", inputs.scene.root, "-o", tmp_path / "a.tif", "--gpu", "-1")
-        assert run_cli(render.main, *words, *output) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: ")
-        assert error.count("\n") == 1
+        error = refusal(capsys, render.main, *words, *output)
         return error
 
     assert "for --ortho; pass it" in refused(box, "--gcp", gcp)

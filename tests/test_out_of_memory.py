@@ -61,7 +61,7 @@ def fail_on_whole_images(monkeypatch, error: Exception, channels: int = 3) -> li
 
 @pytest.fixture(scope="module")
 def planned(scene, checkpoint, tmp_path_factory) -> Path:
-    """Output of a run that was told to use strips."""
+    """Output of a run with strips by a flag."""
     output = tmp_path_factory.mktemp("planned")
     flags = ("--gradient_accumulation", True, "--accumulation_steps", 2)
     assert brief_coarse(scene, checkpoint, output, *flags) == 0

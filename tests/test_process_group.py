@@ -44,6 +44,7 @@ from tests.support.tiny_scene import (
     assert_same_bits,
     finish,
     make_tiny_scene,
+    refusal,
     run_cli,
     tiny_cameras,
     wait_for_checkpoint,
@@ -458,8 +459,7 @@ def test_two_processes_go_on_with_what_one_began(scene, checkpoint, tmp_path, ca
     assert "continuing after iteration 4 of" in ends[0][1]
     assert_same_runs(one, two, 2)
     # One view per step is another run.
-    assert run_cli(main, *flags, two) == 2
-    assert "views_per_step: 2 → (not set)" in capsys.readouterr().err
+    assert "views_per_step: 2 → (not set)" in refusal(capsys, main, *flags, two)
 
 
 def long_run(scene, output: Path) -> list[subprocess.Popen]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder to take away: plain names, upright and alike, with the matrix to the scene."""
+"""The folder of results: plain names, upright and alike, with the matrix to the scene."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ import trimesh
 
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.pipeline.plan import result_folder
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, write_textured_mesh
@@ -21,7 +21,7 @@ from sugar_utils.console import Console
 from sugar_viewer.result_search import find_results
 from sugar_viewer.view_run import ViewOptions, _capture
 from tests.support.mesh_scenes import icosahedron
-from tests.support.tiny_scene import make_tiny_scene, run_cli
+from tests.support.tiny_scene import make_tiny_scene, refusal, run_cli
 from tests.support.verbs import export
 from tests.test_export_placement import four_colored_faces
 
@@ -31,7 +31,7 @@ NAMES = {"mesh.obj", "mesh.glb", "mesh.mtl", "mesh.png", "splats.ply", *RECORDS}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A scene, a textured mesh in its world, and what is handed out of both."""
+    """A scene, a textured mesh in its world, and the results of both."""
     root = tmp_path_factory.mktemp("results")
     tiny = make_tiny_scene(root / "scene")
     scene = load_scene(tiny.root, size_rule=VanillaSize(1), notify=lambda line: None)
@@ -39,19 +39,19 @@ def made(tmp_path_factory):
     write_textured_mesh(root / "sugarfine.obj", mesh)
     splats = root / "refined.pt"
     splats.write_bytes(b"stands for a model")
-    return root, scene, mesh, HandedOut(root / "sugarfine.obj", splats, lambda: tiny.cloud)
+    return root, scene, mesh, FinalResults(root / "sugarfine.obj", splats, lambda: tiny.cloud)
 
 
 def written(made, folder: Path, options: PlacementOptions | None = None) -> dict:
-    _, scene, _, handed_out = made
-    files = write_result_folder(folder, handed_out, scene, options or PlacementOptions())
+    _, scene, _, final_results = made
+    files = write_result_folder(folder, final_results, scene, options or PlacementOptions())
     assert {path.name for path in files} == NAMES
     assert all(path.is_file() for path in files)
     return json.loads((folder / "transform.json").read_text())
 
 
 def test_mesh_and_gaussians_stand_upright_in_one_place(made, tmp_path):
-    _, scene, mesh, handed_out = made
+    _, scene, mesh, final_results = made
     note = written(made, tmp_path)
     matrix = np.array(note["matrix"])
     up = -np.mean([camera.rotation[1] for camera in scene.train_cameras], axis=0)
@@ -67,13 +67,13 @@ def test_mesh_and_gaussians_stand_upright_in_one_place(made, tmp_path):
     np.testing.assert_allclose(corners.min(axis=0), vertices.min(axis=0), atol=1e-5)
     np.testing.assert_allclose(corners.max(axis=0), vertices.max(axis=0), atol=1e-5)
     means = read_gaussian_ply(tmp_path / "splats.ply").means.double().numpy()
-    original = handed_out.read_splats().means.double().numpy()
+    original = final_results.read_splats().means.double().numpy()
     back = np.array(note["matrix_to_scene"])
     np.testing.assert_allclose(means @ back[:3, :3].T + back[:3, 3], original, atol=1e-5)
 
 
 def test_photographs_are_found_and_their_cameras_see_the_mesh_as_before(made, tmp_path):
-    _, scene, mesh, handed_out = made
+    _, scene, mesh, final_results = made
     written(made, tmp_path, PlacementOptions(scale_factor=3.0))
     entries = json.loads((tmp_path / "photographs.json").read_text())
     assert [entry["img_name"] for entry in entries] == [c.name for c in scene.calibrated_cameras]
@@ -86,7 +86,7 @@ def test_photographs_are_found_and_their_cameras_see_the_mesh_as_before(made, tm
         expected = 3 * (vertices @ camera.rotation.T + camera.translation)
         np.testing.assert_allclose(local, expected, atol=1e-4)
     note = json.loads((tmp_path / "transform.json").read_text())
-    assert (tmp_path / note["model"]).samefile(handed_out.splats)
+    assert (tmp_path / note["model"]).samefile(final_results.splats)
 
 
 def test_files_stay_where_they_are_when_nothing_changed(made, tmp_path):
@@ -99,10 +99,10 @@ def test_files_stay_where_they_are_when_nothing_changed(made, tmp_path):
 
 
 def test_files_of_an_earlier_run_do_not_stay_beside_those_of_this_one(made, tmp_path):
-    root, scene, _, handed_out = made
+    root, scene, _, final_results = made
     written(made, tmp_path)
     write_mesh_ply(root / "sugarmesh.ply", icosahedron())
-    coarse = replace(handed_out, mesh=root / "sugarmesh.ply")
+    coarse = replace(final_results, mesh=root / "sugarmesh.ply")
     write_result_folder(tmp_path, coarse, scene, PlacementOptions())
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"mesh.ply", "splats.ply", *RECORDS}
@@ -140,11 +140,11 @@ def test_the_viewer_shows_the_folder_and_passes_it_over_among_others(made, tmp_p
 def test_the_viewer_takes_the_cameras_of_the_folder_where_there_is_no_capture(
     made, tmp_path, damage
 ):
-    root, _, _, handed_out = made
+    root, _, _, final_results = made
     copy = shutil.copytree(root / "scene", tmp_path / "scene")
     scene = load_scene(copy, size_rule=VanillaSize(1), notify=lambda line: None)
     folder = tmp_path / "out" / "scan"
-    write_result_folder(folder, handed_out, scene, PlacementOptions(scale_factor=2.0))
+    write_result_folder(folder, final_results, scene, PlacementOptions(scale_factor=2.0))
     if damage == "gone":
         shutil.rmtree(copy)
     else:
@@ -189,8 +189,9 @@ def test_a_folder_without_what_the_format_needs_is_one_line(made, tmp_path, caps
     folder = tmp_path / "scan"
     written(made, folder)
     (folder / "mesh.obj").unlink()
-    assert run_cli(export.main, folder, "--to", "glb", "-o", tmp_path / "a.glb") == 2
-    assert "has no mesh.obj" in capsys.readouterr().err
+    assert "has no mesh.obj" in refusal(
+        capsys, export.main, folder, "--to", "glb", "-o", tmp_path / "a.glb"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from gaussian_splatting.formats.ply import write_gaussian_ply
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_utils import files as file_writing
 from sugar_utils.errors import UserError
@@ -163,7 +163,7 @@ def test_a_folder_in_the_place_of_a_file_to_take_away_is_one_line(tmp_path, name
     tiny = make_tiny_scene(tmp_path / "scene", 4)
     write_gaussian_ply(tmp_path / "a.ply", tiny.cloud)
     scene = load_scene(tiny.root, size_rule=VanillaSize(-1), notify=pytest.fail)
-    results = HandedOut(None, tmp_path / "a.ply", lambda: tiny.cloud)
+    results = FinalResults(None, tmp_path / "a.ply", lambda: tiny.cloud)
     (tmp_path / "out" / name).mkdir(parents=True)
     with pytest.raises(UserError, match=f"{name}: is a folder; move it away"):
         write_result_folder(tmp_path / "out", results, scene, PlacementOptions())
@@ -174,7 +174,7 @@ def test_a_damaged_transform_is_written_again(tmp_path, damage):
     tiny = make_tiny_scene(tmp_path / "scene", 4)
     write_gaussian_ply(tmp_path / "a.ply", tiny.cloud)
     scene = load_scene(tiny.root, size_rule=VanillaSize(-1), notify=pytest.fail)
-    results = HandedOut(None, tmp_path / "a.ply", lambda: tiny.cloud)
+    results = FinalResults(None, tmp_path / "a.ply", lambda: tiny.cloud)
     write_result_folder(tmp_path / "out", results, scene, PlacementOptions())
     path = tmp_path / "out" / "transform.json"
     whole = path.read_text()

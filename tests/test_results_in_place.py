@@ -26,7 +26,7 @@ from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
 from gaussian_splatting.scenes.scene import Scene, VanillaSize, load_scene
 from gaussian_splatting.vanilla.initial_gaussians import initial_gaussians
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_extractors.results import capture_of
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh, write_textured_mesh
@@ -72,7 +72,7 @@ def kinds(tmp_path_factory) -> Kinds:
     folder = root / "folder"
     first, second = (camera.name for camera in scene.calibrated_cameras[:2])
     scaled = PlacementOptions("up", known_distance=(first, second, "0.5"))
-    results = HandedOut(tree / "mesh_.obj", tree / "cloud.ply", lambda: cloud)
+    results = FinalResults(tree / "mesh_.obj", tree / "cloud.ply", lambda: cloud)
     write_result_folder(folder, results, scene, scaled)
     meshes = {"foreign": tree / "mesh_.obj", "folder": folder / "mesh.obj"}
     splats = {"foreign": tree / "cloud.ply", "folder": folder / "splats.ply"}

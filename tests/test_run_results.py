@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run ends with: its folder of results, the report, one duration, and one log."""
+"""The end of a run: its folder of results, the report, one duration, and one log."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def output(finished, tmp_path) -> Path:
 
 
 def repeated(inputs, output: Path, capsys, exit_code: int = 0) -> str:
-    """What is printed when the same command is given again."""
+    """Return the output of the same command given again."""
     capsys.readouterr()
     assert run_cli(train.main, *inputs, "--output_dir", output) == exit_code
     printed = capsys.readouterr()

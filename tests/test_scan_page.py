@@ -24,12 +24,12 @@ from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_extractors.export.engines import web_page
 from sugar_extractors.export.engines.scan_program import scan_program
 from sugar_extractors.export.engines.web_page import read_page_gaussians
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.outputs.result_page import write_index
 from sugar_extractors.placing import PlacementOptions
 from sugar_utils.html import MESH_ELEMENT, Page, element_bytes
 from tests.support.repository import ROOT
-from tests.support.tiny_scene import run_cli
+from tests.support.tiny_scene import refusal, run_cli
 from tests.support.verbs import export
 from tests.test_export_placement import inputs
 
@@ -83,8 +83,7 @@ def test_the_bundle_is_that_of_its_source_with_the_licences_of_its_parts():
 def test_a_page_that_browsers_do_not_open_is_refused(inputs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(web_page, "_LARGEST", 1000)
     words = ("--to", "html", "--gaussians", inputs.ply, "-o", tmp_path / "a")
-    assert run_cli(export.main, inputs.obj, *words) == 2
-    error = capsys.readouterr().err
+    error = refusal(capsys, export.main, inputs.obj, *words)
     assert "a.html" in error
     assert "more than browsers open" in error
     assert not list(tmp_path.iterdir())
@@ -93,7 +92,7 @@ def test_a_page_that_browsers_do_not_open_is_refused(inputs, tmp_path, monkeypat
 @pytest.mark.parametrize("orient", ["up", "none"])
 def test_the_folder_of_results_gets_a_page_that_is_upright_like_its_glb(orient, inputs, tmp_path):
     scene = load_scene(inputs.scene.root, size_rule=VanillaSize(1), notify=lambda _: None)
-    made = HandedOut(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
+    made = FinalResults(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
     placement = PlacementOptions(orient=orient, scale_factor=2.0)
     write_result_folder(tmp_path, made, scene, placement)
     words = {"upright": orient == "up", "lit": False, "notify": pytest.fail}
@@ -118,7 +117,7 @@ def test_the_folder_of_results_gets_a_page_that_is_upright_like_its_glb(orient, 
 
 def test_results_that_fit_into_no_page_are_complete_without_it(inputs, tmp_path, monkeypatch):
     scene = load_scene(inputs.scene.root, size_rule=VanillaSize(1), notify=lambda _: None)
-    made = HandedOut(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
+    made = FinalResults(inputs.obj, inputs.ply, lambda: read_gaussian_ply(inputs.ply))
     write_result_folder(tmp_path, made, scene, PlacementOptions())
     monkeypatch.setattr(web_page, "_LARGEST", 1000)
     lines: list[str] = []

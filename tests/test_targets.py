@@ -16,7 +16,7 @@ from PIL import Image
 from sugar_extractors.export.export_options import export_parser
 from sugar_maps.map_placement import MapFlags, MapPlacement
 from sugar_maps.placing import metric_scale, place_on_map
-from sugar_maps.printed_targets import sightings_in
+from sugar_maps.printed_targets import detections_in
 from sugar_maps.target_places import placed_targets, scale_by_targets
 from sugar_maps.target_sheets import (
     PAGES,
@@ -83,11 +83,11 @@ def assert_known_placement(placement: MapPlacement, middle: np.ndarray, noise: f
 def test_corners_of_targets_are_found_within_a_tenth_of_a_pixel(room):
     camera = room.capture.calibrated_cameras[5]
     errors = []
-    for sighting in sightings_in(camera.image_file, KIND):
-        a, b, c, d = sighting.corners
+    for detection in detections_in(camera.image_file, KIND):
+        a, b, c, d = detection.corners
         # Diagonals meet in the middle of a square, however it is seen.
         share = np.linalg.solve(np.stack([c - a, b - d], axis=1), b - a)[0]
-        errors.append(a + share * (c - a) - pixel_of(camera, room.middles[sighting.number]))
+        errors.append(a + share * (c - a) - pixel_of(camera, room.middles[detection.number]))
     assert len(errors) >= 7
     assert np.abs(np.mean(errors, axis=0)).max() < 0.1
     assert np.linalg.norm(errors, axis=1).max() < 0.2
@@ -273,11 +273,11 @@ def test_other_kinds_are_found(kind, tmp_path):
     pixels = np.kron(cells, np.ones((12, 12))) * 255
     path = tmp_path / "a.png"
     Image.fromarray(pixels.astype(np.uint8)).save(path)
-    (sighting,) = sightings_in(path, kind)
-    assert sighting.number == 7
+    (detection,) = detections_in(path, kind)
+    assert detection.number == 7
     side = 12 * len(marker(7, kind))
     expected = np.array([[0, 0], [side, 0], [side, side], [0, side]]) + 24
-    np.testing.assert_allclose(sighting.corners, expected, atol=0.05)
+    np.testing.assert_allclose(detection.corners, expected, atol=0.05)
 
 
 def printed_pages(path: Path, dpi: int) -> list[np.ndarray]:
@@ -304,9 +304,9 @@ def test_printed_sheets_have_targets_of_their_exact_size(page, size, tmp_path):
     for index, pixels in enumerate(pages):
         picture = tmp_path / f"{index}.png"
         Image.fromarray(pixels).save(picture)
-        for sighting in sightings_in(picture, KIND):
-            numbers.append(sighting.number)
-            assert sighting.side / dpi * 0.0254 == pytest.approx(size, rel=0.001)
+        for detection in detections_in(picture, KIND):
+            numbers.append(detection.number)
+            assert detection.side / dpi * 0.0254 == pytest.approx(size, rel=0.001)
     assert sorted(numbers) == [3, 4, 5, 6, 7]
     text = subprocess.run(["pdftotext", str(path), "-"], capture_output=True, text=True).stdout
     for number in range(3, 8):

@@ -23,6 +23,7 @@ from tests.support.tiny_scene import (
     SHORT_PIPELINE,
     make_tiny_checkpoint,
     make_tiny_scene,
+    refusal,
     run_cli,
 )
 
@@ -209,8 +210,7 @@ def test_minutes_that_cannot_be_planned_are_refused_first(flags, said, tmp_path,
     scene = make_tiny_scene(tmp_path / "scene")
     checkpoint = make_tiny_checkpoint(tmp_path / "vanilla", scene)
     words = ("-s", scene.root, "-c", checkpoint, "-r", "density", *flags)
-    assert run_cli(train.main, *words, "--output_dir", tmp_path / "out") == 2
-    assert said in capsys.readouterr().err
+    assert said in refusal(capsys, train.main, *words, "--output_dir", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -30,7 +30,7 @@ from gaussian_splatting.scenes.scene import VanillaSize, load_scene, load_scene_
 from sugar_extractors.export.format_types import World
 from sugar_extractors.export.formats import FORMATS
 from sugar_extractors.mesh.loading import region_boxes
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.blocks.tracks import read_capture_points
 from sugar_pipeline.pipeline.conclusion import _measure
@@ -42,7 +42,14 @@ from sugar_scene.surface_queries import sample_surface
 from sugar_scene.triangle_mesh import write_mesh_ply
 from tests.support.command_words import train_plan
 from tests.support.mesh_scenes import sphere
-from tests.support.tiny_scene import TinyScene, events, make_tiny_scene, run_cli, write_model
+from tests.support.tiny_scene import (
+    TinyScene,
+    events,
+    make_tiny_scene,
+    refusal,
+    run_cli,
+    write_model,
+)
 from tests.support.verbs import export
 from tests.test_export_placement import four_colored_faces
 
@@ -302,7 +309,7 @@ def test_files_of_the_folder_of_results_are_brought_back_first(far_scene, far_re
     ply = point_cloud_path(far_result, 2)
     checkpoint = load_reference_checkpoint(far_result, None, print)
     scene = load_scene_for_checkpoint(far_scene.root, checkpoint, size_rule=FULL, notify=print)
-    made = HandedOut(None, ply, lambda: read_gaussian_ply(ply))
+    made = FinalResults(None, ply, lambda: read_gaussian_ply(ply))
     write_result_folder(tmp_path / "scan", made, scene, PlacementOptions(scale_factor=2.0))
     files = {}
     for name, source in (("upright", tmp_path / "scan" / "splats.ply"), ("plain", far_result)):
@@ -316,8 +323,7 @@ def test_files_of_the_folder_of_results_are_brought_back_first(far_scene, far_re
 
 def test_formats_without_digits_for_it_are_refused(far_result, tmp_path, capsys):
     words = (far_result, "--to", "splat", "-o", tmp_path / "out.splat", "--original_frame")
-    assert run_cli(export.main, *words) == 2
-    assert "choose --to ply, gltf, usd, glb, obj" in capsys.readouterr().err
+    assert "choose --to ply, gltf, usd, glb, obj" in refusal(capsys, export.main, *words)
     assert not list(tmp_path.iterdir())
 
 

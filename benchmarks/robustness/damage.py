@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage of files that are packed, or that have a head which tells how the rest is read."""
+"""Damage of files that are packed, or that have a head which says how the rest is read."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from gaussian_splatting.scenes.reference_layout import (
     write_exposures,
 )
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene, load_scene_for_checkpoint
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.command_line import PROGRAMS
 from sugar_utils.errors import Notify
@@ -168,7 +168,7 @@ def write_results(root: Path) -> None:
 def read_results(root: Path, notify: Notify) -> Facts:
     """Facts of a result folder that was completed, or written again."""
     scene = load_scene(root / "scene", size_rule=_SIZE, eval_split=False, notify=notify)
-    results = HandedOut(None, root / "splats.ply", small_cloud)
+    results = FinalResults(None, root / "splats.ply", small_cloud)
     files = write_result_folder(root / "out", results, scene, PlacementOptions())
     content = read_json(root / "out" / "transform.json")
     matrix = np.array(content["matrix"], float)

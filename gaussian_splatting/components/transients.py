@@ -139,7 +139,7 @@ class Transients(Component):
             context.console.info(f"iteration {context.iteration}: {line}")
 
     def report(self) -> ComponentReport:
-        """How much of how many photographs is left out; nothing where none is."""
+        """Return a line about the share of photographs that is excluded; empty where none is."""
         if not self.masks:
             return ComponentReport()
         name, most = max(self.masks.items(), key=lambda item: (item[1].mean(), item[0]))

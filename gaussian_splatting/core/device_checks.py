@@ -63,7 +63,7 @@ def _path() -> Path:
 
 
 def _passed() -> list[str]:
-    """What passed so far; a file that cannot be read says nothing."""
+    """Return the checks that passed so far; none where the file cannot be read."""
     try:
         content = read_json(_path())
     except UserError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What photographs add to the initial Gaussians of a vanilla run."""
+"""Initial Gaussians of a vanilla run that photographs add."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scene of a vanilla run decides: settings that were left to it, and the region."""
+"""Decisions by the scene of a vanilla run: settings that were left to it, and the region."""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ def read_bundler(files: Sequence[Path], size_of: SizeOf) -> Entries:
             f"{path}: {count:g} cameras, but {list_path} has {len(names)}; {EXPORT_AGAIN}"
         )
     for name in names:
-        place = f"{path}, camera of {name}"
+        context = f"{path}, camera of {name}"
         text = " ".join(itertools.islice(lines, _LINES_PER_CAMERA))
-        numbers = parse_numbers(text, _NUMBERS_PER_CAMERA, place)
+        numbers = parse_numbers(text, _NUMBERS_PER_CAMERA, context)
         focal = numbers[0]
         size = size_of(name)
         if size is None:
@@ -60,8 +60,8 @@ def read_bundler(files: Sequence[Path], size_of: SizeOf) -> Entries:
             middle=(size[0] / 2, size[1] / 2),
             radial=numbers[1:3].tolist(),
         )
-        lens = colmap_lens(parameters, place)
-        rotation = require_rotation(numbers[3:12], f"{place}, R")
+        lens = colmap_lens(parameters, context)
+        rotation = require_rotation(numbers[3:12], f"{context}, R")
         translation = numbers[12:]
         yield KnownCamera(name, lens, TO_COLMAP_AXES @ rotation, -rotation.T @ translation)
 

@@ -35,22 +35,22 @@ class LensParameters:
     is_fisheye: bool = False
 
 
-def colmap_lens(lens: LensParameters, place: str) -> pycolmap.Camera:
+def colmap_lens(lens: LensParameters, context: str) -> pycolmap.Camera:
     """Build the pycolmap.Camera of a lens, with the simplest model that has its distortion.
 
     Args:
-        place: File and camera, for the message of an error.
+        context: File and camera, for the message of an error.
 
     Raises:
         UserError: Size or focal length are not positive, or no model has the coefficients.
     """
     if not min(*lens.size, *lens.focal) > 0:
-        raise UserError(f"{place}: has no positive size and focal length; {EXPORT_AGAIN}")
+        raise UserError(f"{context}: has no positive size and focal length; {EXPORT_AGAIN}")
     padded = (*lens.radial, 0, 0, 0, 0)
     k1, k2, k3, k4 = padded[:4]
     p1, p2 = lens.tangential
     if k4 and not lens.is_fisheye:
-        raise UserError(f"{place}: k4 is not supported; align or optimize the cameras without it")
+        raise UserError(f"{context}: k4 is not supported; align or optimize the cameras without it")
     if lens.is_fisheye and (p1 or p2):
         model = "THIN_PRISM_FISHEYE"
         distortion = (k1, k2, p1, p2, k3, k4, 0, 0)
@@ -89,7 +89,7 @@ class RealityLens:
     t2: float  # OpenCV's p1
 
 
-def reality_colmap_lens(lens: RealityLens, size: Size, place: str) -> pycolmap.Camera:
+def reality_colmap_lens(lens: RealityLens, size: Size, context: str) -> pycolmap.Camera:
     """Build the pycolmap.Camera of a lens of RealityScan for an image of a size."""
     longer_side = max(size)
     focal = lens.focal / FILM_WIDTH * longer_side
@@ -100,10 +100,10 @@ def reality_colmap_lens(lens: RealityLens, size: Size, place: str) -> pycolmap.C
         radial=lens.radial,
         tangential=(lens.t2, lens.t1),
     )
-    return colmap_lens(parameters, place)
+    return colmap_lens(parameters, context)
 
 
-def require_rotation(matrix: ArrayLike, place: str) -> np.ndarray:
+def require_rotation(matrix: ArrayLike, context: str) -> np.ndarray:
     """Return the rotation nearest to nine numbers that are one up to rounding. (3, 3)
 
     Raises:
@@ -111,5 +111,5 @@ def require_rotation(matrix: ArrayLike, place: str) -> np.ndarray:
     """
     rotation = nearest_rotation(np.reshape(matrix, (3, 3)))
     if rotation is None:
-        raise UserError(f"{place}: is no rotation; {EXPORT_AGAIN}")
+        raise UserError(f"{context}: is no rotation; {EXPORT_AGAIN}")
     return rotation

@@ -51,7 +51,7 @@ def read_metashape(files: Sequence[Path], size_of: SizeOf) -> Entries:
             yield SkippedCamera(label, NO_POSE)
             continue
         lens = chunk.lens(camera)
-        rotation = require_rotation(matrix[:3, :3], f"{chunk.place(camera)}, transform").T
+        rotation = require_rotation(matrix[:3, :3], f"{chunk.context(camera)}, transform").T
         center = matrix[:3, 3]
         world = chunk.world_of(camera)
         if world is not None:
@@ -88,7 +88,7 @@ class _Chunk:
         # Files that were joined may use an id twice; the first camera counts.
         self._by_id = {camera.get("id"): camera for camera in reversed(self.cameras)}
 
-    def place(self, camera: ET.Element) -> str:
+    def context(self, camera: ET.Element) -> str:
         """Name a camera for the message of an error."""
         return f"{self._path}, camera {camera.get('label')}"
 
@@ -97,7 +97,7 @@ class _Chunk:
         sensor_id = camera.get("sensor_id")
         if sensor_id not in self._sensors:
             raise UserError(
-                f"{self.place(camera)}: sensor_id {sensor_id} is not among the sensors; "
+                f"{self.context(camera)}: sensor_id {sensor_id} is not among the sensors; "
                 f"{EXPORT_AGAIN}"
             )
 
@@ -106,10 +106,10 @@ class _Chunk:
 
         A camera of a rig has the pose of its master, moved by the offset of its sensor.
         """
-        place = self.place(camera)
+        context = self.context(camera)
         transform = camera.find("transform")
         if transform is not None:
-            return parse_numbers(transform.text, 16, f"{place}, transform").reshape(4, 4)
+            return parse_numbers(transform.text, 16, f"{context}, transform").reshape(4, 4)
         master = self._by_id.get(camera.get("master_id"))
         if master is None:
             return None
@@ -119,21 +119,21 @@ class _Chunk:
         location = sensor.find("location")
         if master_transform is None or rotation is None or location is None:
             return None
-        where = f"{place}, sensor {camera.get('sensor_id')}"
+        where = f"{context}, sensor {camera.get('sensor_id')}"
         in_rig = np.eye(4)
         rotation_numbers = parse_numbers(rotation.text, 9, f"{where}, rotation")
         in_rig[:3, :3] = require_rotation(rotation_numbers, where)
         in_rig[:3, 3] = parse_numbers(location.text, 3, f"{where}, location")
-        master_place = f"{place}, transform of the master"
-        master_pose = parse_numbers(master_transform.text, 16, master_place).reshape(4, 4)
+        master_context = f"{context}, transform of the master"
+        master_pose = parse_numbers(master_transform.text, 16, master_context).reshape(4, 4)
         return master_pose @ in_rig
 
     def lens(self, camera: ET.Element) -> pycolmap.Camera:
         """Return the pycolmap.Camera of a camera; cameras of one sensor share it."""
         sensor_id = camera.get("sensor_id")
         if sensor_id not in self._lenses:
-            place = f"{self._path}, sensor {sensor_id}"
-            self._lenses[sensor_id] = _sensor_lens(self._sensors[sensor_id], place)
+            context = f"{self._path}, sensor {sensor_id}"
+            self._lenses[sensor_id] = _sensor_lens(self._sensors[sensor_id], context)
         return self._lenses[sensor_id]
 
     def world_of(self, camera: ET.Element) -> _World | None:
@@ -151,41 +151,41 @@ class _Chunk:
                     "merge them"
                 )
             return None
-        place = f"{self._path}, transform of the chunk"
-        rotation = _child_numbers(transform, "rotation", 9, place)
-        translation = _child_numbers(transform, "translation", 3, place)
-        scale = _child_numbers(transform, "scale", 1, place)
-        return _World(require_rotation(rotation, f"{place}, rotation"), translation, scale)
+        context = f"{self._path}, transform of the chunk"
+        rotation = _child_numbers(transform, "rotation", 9, context)
+        translation = _child_numbers(transform, "translation", 3, context)
+        scale = _child_numbers(transform, "scale", 1, context)
+        return _World(require_rotation(rotation, f"{context}, rotation"), translation, scale)
 
 
-def _child_numbers(parent: ET.Element, name: str, count: int, place: str) -> np.ndarray:
-    child = require_child(parent, name, place)
-    return parse_numbers(child.text, count, f"{place}, {name}")
+def _child_numbers(parent: ET.Element, name: str, count: int, context: str) -> np.ndarray:
+    child = require_child(parent, name, context)
+    return parse_numbers(child.text, count, f"{context}, {name}")
 
 
-def _sensor_lens(sensor: ET.Element, place: str) -> pycolmap.Camera:
+def _sensor_lens(sensor: ET.Element, context: str) -> pycolmap.Camera:
     """Build the pycolmap.Camera of a sensor.
 
     Agisoft's p1 and p2 are OpenCV's p2 and p1, and cx and cy count from the middle of the image.
     """
     calibration = sensor.find("calibration[@class='adjusted']")
     if calibration is None:
-        calibration = require_child(sensor, "calibration", place)
+        calibration = require_child(sensor, "calibration", context)
     kind = calibration.get("type") or sensor.get("type") or "frame"
     holder = sensor if calibration.find("resolution") is None else calibration
-    resolution = require_child(holder, "resolution", place)
-    width = parse_number(resolution.get("width"), f"{place}, width")
-    height = parse_number(resolution.get("height"), f"{place}, height")
-    f = parse_number(require_child(calibration, "f", place).text, f"{place}, f")
+    resolution = require_child(holder, "resolution", context)
+    width = parse_number(resolution.get("width"), f"{context}, width")
+    height = parse_number(resolution.get("height"), f"{context}, height")
+    f = parse_number(require_child(calibration, "f", context).text, f"{context}, f")
     values = {}
     for name in _COEFFICIENTS:
-        values[name] = parse_number(calibration.findtext(name, "0"), f"{place}, {name}")
+        values[name] = parse_number(calibration.findtext(name, "0"), f"{context}, {name}")
     if kind not in _CAMERA_TYPES:
-        raise UserError(f"{place}: camera type {kind} is not supported; use frame or fisheye")
+        raise UserError(f"{context}: camera type {kind} is not supported; use frame or fisheye")
     if values["p3"] or values["p4"]:
-        raise UserError(f"{place}: p3 and p4 are not supported; optimize the cameras without it")
+        raise UserError(f"{context}: p3 and p4 are not supported; optimize the cameras without it")
     if abs(values["b2"]) * height > 2 * MAX_MISFIT * abs(f):
-        raise UserError(f"{place}: b2 is not supported; optimize the cameras without it")
+        raise UserError(f"{context}: b2 is not supported; optimize the cameras without it")
     lens = LensParameters(
         size=(width, height),
         focal=(f + values["b1"], f),
@@ -194,4 +194,4 @@ def _sensor_lens(sensor: ET.Element, place: str) -> pycolmap.Camera:
         tangential=(values["p2"], values["p1"]),
         is_fisheye=kind != "frame",
     )
-    return colmap_lens(lens, place)
+    return colmap_lens(lens, context)

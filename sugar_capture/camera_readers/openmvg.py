@@ -128,10 +128,12 @@ def read_openmvg(files: Sequence[Path], size_of: SizeOf) -> Entries:
         if pose is None:
             yield SkippedCamera(view.filename, NO_POSE)
             continue
-        place = f"{path}, view of {view.filename}"
+        context = f"{path}, view of {view.filename}"
         if view.id_intrinsic not in lenses:
-            raise UserError(f"{place}: id_intrinsic {view.id_intrinsic} is missing; {EXPORT_AGAIN}")
-        rotation = require_rotation(pose.rotation, f"{place}, rotation")
+            raise UserError(
+                f"{context}: id_intrinsic {view.id_intrinsic} is missing; {EXPORT_AGAIN}"
+            )
+        rotation = require_rotation(pose.rotation, f"{context}, rotation")
         name = f"{view.local_path}/{view.filename}".lstrip("/")
         yield KnownCamera(name, lenses[view.id_intrinsic], rotation, np.array(pose.center))
 
@@ -139,11 +141,11 @@ def read_openmvg(files: Sequence[Path], size_of: SizeOf) -> Entries:
 def _lens(entry: _IntrinsicEntry, path: Path) -> pycolmap.Camera:
     """Build the pycolmap.Camera of a lens."""
     data = entry.value.ptr_wrapper.data
-    place = f"{path}, intrinsic {entry.key}"
+    context = f"{path}, intrinsic {entry.key}"
     # Newer versions nest one object in another.
-    nested = conform(data.get("value0", {}), dict[str, Any], place, EXPORT_AGAIN)
+    nested = conform(data.get("value0", {}), dict[str, Any], context, EXPORT_AGAIN)
     fields = {**nested, **data}
-    intrinsic = conform(fields, _Intrinsic, place, "spherical cameras are not supported")
+    intrinsic = conform(fields, _Intrinsic, context, "spherical cameras are not supported")
     tangential: Sequence[float] = (0, 0)
     if intrinsic.fisheye:
         radial = intrinsic.fisheye
@@ -165,4 +167,4 @@ def _lens(entry: _IntrinsicEntry, path: Path) -> pycolmap.Camera:
         tangential=tangential,
         is_fisheye=intrinsic.fisheye is not None,
     )
-    return colmap_lens(lens, place)
+    return colmap_lens(lens, context)

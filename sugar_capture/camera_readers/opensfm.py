@@ -83,11 +83,11 @@ def read_opensfm(files: Sequence[Path], size_of: SizeOf) -> Entries:
         yield KnownCamera(name, lenses[shot.camera], rotation, center)
 
 
-def _lens(camera: _Camera, place: str) -> pycolmap.Camera:
+def _lens(camera: _Camera, context: str) -> pycolmap.Camera:
     """Build the pycolmap.Camera of a lens."""
     kind = camera.projection_type
     if kind not in (*_BROWN_MODELS, *_FISHEYE_MODELS):
-        raise UserError(f"{place}: projection_type {kind} is not supported; choose brown")
+        raise UserError(f"{context}: projection_type {kind} is not supported; choose brown")
     longer_side = max(camera.width, camera.height)
     focal_x = camera.focal_x or camera.focal or 0
     focal_y = camera.focal_y or camera.focal or 0
@@ -101,4 +101,4 @@ def _lens(camera: _Camera, place: str) -> pycolmap.Camera:
         tangential=(camera.p1, camera.p2),
         is_fisheye=kind in _FISHEYE_MODELS,
     )
-    return colmap_lens(lens, place)
+    return colmap_lens(lens, context)

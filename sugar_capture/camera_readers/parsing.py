@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading numbers, text and XML from files of other programs, with errors that name the place."""
+"""Numbers, text and XML of files of other programs, with errors that name file and element."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ EXPORT_AGAIN = "export the cameras again"
 Vector = Annotated[list[Coordinate], Meta(min_length=3, max_length=3)]
 
 
-def parse_numbers(text: str | None, count: int, place: str) -> np.ndarray:
+def parse_numbers(text: str | None, count: int, context: str) -> np.ndarray:
     """Parse numbers that are separated by spaces. (count,) float64
 
     Args:
-        place: File and element, for the message of an error.
+        context: File and element, for the message of an error.
 
     Raises:
         UserError: There are more or fewer numbers, or one is not finite.
     """
-    with explained(f"{place}:", EXPORT_AGAIN, ValueError):
+    with explained(f"{context}:", EXPORT_AGAIN, ValueError):
         words = (text or "").split()
         values = np.array([float(word) for word in words])
     if len(values) != count or not (np.abs(values) <= FAR).all():
-        raise UserError(f"{place}: needs {count} finite numbers, not {text!r:.40}; {EXPORT_AGAIN}")
+        raise UserError(
+            f"{context}: needs {count} finite numbers, not {text!r:.40}; {EXPORT_AGAIN}"
+        )
     return values
 
 
-def parse_number(text: str | None, place: str) -> float:
+def parse_number(text: str | None, context: str) -> float:
     """Parse one number, see :func:`parse_numbers`."""
-    values = parse_numbers(text, 1, place)
+    values = parse_numbers(text, 1, context)
     return float(values[0])
 
 
@@ -84,7 +86,7 @@ def read_xml(path: Path) -> ET.Element:
         return ET.fromstring(read_bytes(path))
 
 
-def require_child(parent: ET.Element, name: str, place: str) -> ET.Element:
+def require_child(parent: ET.Element, name: str, context: str) -> ET.Element:
     """Return a child element by its name.
 
     Raises:
@@ -92,7 +94,7 @@ def require_child(parent: ET.Element, name: str, place: str) -> ET.Element:
     """
     child = parent.find(name)
     if child is None:
-        raise UserError(f"{place}: has no {name}; {EXPORT_AGAIN}")
+        raise UserError(f"{context}: has no {name}; {EXPORT_AGAIN}")
     return child
 
 

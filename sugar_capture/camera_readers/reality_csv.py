@@ -98,8 +98,8 @@ def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Entries:
         if not all((row[column] or "").strip() for column in _POSE_COLUMNS):
             yield SkippedCamera(name, NO_POSE)
             continue
-        place = f"{path}, line {line}"
-        camera = _parse_row(row, place)
+        context = f"{path}, line {line}"
+        camera = _parse_row(row, context)
         lens = RealityLens(
             focal=camera.f,
             u=camera.px,
@@ -108,12 +108,12 @@ def read_reality_csv(files: Sequence[Path], size_of: SizeOf) -> Entries:
             t1=camera.t1,
             t2=camera.t2,
         )
-        colmap_lens = reality_colmap_lens(lens, size, place)
+        colmap_lens = reality_colmap_lens(lens, size, context)
         center = np.array([camera.x, camera.y, camera.alt])
         yield KnownCamera(name, colmap_lens, _rotation(camera), center)
 
 
-def _parse_row(row: Mapping[str, Any], place: str) -> _CameraRow:
+def _parse_row(row: Mapping[str, Any], context: str) -> _CameraRow:
     texts = _texts(row)
     numbers = []
     for column in _CameraRow._fields:
@@ -121,7 +121,7 @@ def _parse_row(row: Mapping[str, Any], place: str) -> _CameraRow:
         text = texts.get(column, unset)
         if text is not None:
             text = with_decimal_point(text)
-        numbers.append(parse_number(text, f"{place}, {column}"))
+        numbers.append(parse_number(text, f"{context}, {column}"))
     return _CameraRow(*numbers)
 
 

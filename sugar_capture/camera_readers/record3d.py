@@ -51,13 +51,13 @@ def read_record3d(files: Sequence[Path], size_of: SizeOf) -> Entries:
         if number < len(content.perFrameIntrinsicCoeffs):
             intrinsics = content.perFrameIntrinsicCoeffs[number]
         fx, fy, cx, cy = intrinsics
-        place = f"{path}, pose {number}"
+        context = f"{path}, pose {number}"
         parameters = LensParameters(size=(content.w, content.h), focal=(fx, fy), middle=(cx, cy))
-        lens = colmap_lens(parameters, place)
+        lens = colmap_lens(parameters, context)
         quaternion = np.array(pose[:4])
         squared_length = quaternion @ quaternion
         # A quaternion that is not of length 1 becomes a matrix that is no rotation.
         matrix = rotation_of(quaternion).matrix() * squared_length
-        rotation = require_rotation(matrix, f"{place}, quaternion")
+        rotation = require_rotation(matrix, f"{context}, quaternion")
         center = np.array(pose[4:])
         yield KnownCamera(str(number), lens, TO_COLMAP_AXES @ rotation.T, center)

@@ -45,7 +45,7 @@ class PlainStep(KeptStep, RegistrationStep):
     """A step that every capture has.
 
     Args:
-        prefix: Beginning of its name, which tells its files from those of another database.
+        prefix: Beginning of its name, which separates its files from those of another database.
     """
 
     suffix: str  # end of its name
@@ -193,7 +193,7 @@ class FurtherPairs(PlainStep):
     label = "further pairs"
 
     def settings(self, capture: Capture) -> tuple[object, ...]:
-        """Return what tells its result from that of the step before."""
+        """Return what its result depends on, beside that of the step before."""
         return (self.label,)
 
     def most_added(self, capture: Capture, before: Registration) -> int:

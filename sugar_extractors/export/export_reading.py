@@ -11,10 +11,10 @@ from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_points
 from gaussian_splatting.formats.packing import require_gaussians
 from gaussian_splatting.formats.placement import note_unknown
-from sugar_extractors.export.companions import companions_of
 from sugar_extractors.export.engines.levels import coarser_levels
 from sugar_extractors.export.export_placement import ExportPlacement
 from sugar_extractors.export.formats import readable_suffixes
+from sugar_extractors.export.mesh_and_gaussians import mesh_and_gaussians_of
 from sugar_extractors.export.point_clouds import read_points
 from sugar_extractors.export.reading import (
     has_gaussians,
@@ -100,7 +100,7 @@ class ResultFiles:
     def combined(self) -> CombinedContent:
         """Read a textured mesh and its Gaussians."""
         options = self.placement.options
-        path = companions_of(options.result, options.gaussians).gaussians
+        path = mesh_and_gaussians_of(options.result, options.gaussians).gaussians
         if not has_gaussians(path):
             raise UserError(f"{path}: holds no Gaussians; pass others as --gaussians")
         cloud, standing = open_gaussians(path, self.placement.notify)

@@ -17,10 +17,10 @@ import torch
 from gaussian_splatting.core.cloud import NO_CUTOFF, GaussianCloud
 from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.spz import SpzFit
-from sugar_extractors.export.companions import gaussians_of, mesh_of, points_of
 from sugar_extractors.export.engines.colliders import collider_of
 from sugar_extractors.export.engines.levels import level_file
 from sugar_extractors.export.format_types import ExportFormat, Output, ResultReader, World
+from sugar_extractors.export.mesh_and_gaussians import gaussians_of, mesh_of, points_of
 from sugar_extractors.export.reposing import write_binding
 from sugar_extractors.export_contents import (
     Collider,

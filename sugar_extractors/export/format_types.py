@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every export format has, and what its methods get."""
+"""The interface of export formats, and the inputs of its methods."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ TILE_FILES = (TILES, "tile_*.glb", "overview*.glb")
 
 
 @dataclass(frozen=True)
-class HandedOut:
+class FinalResults:
     """Results that a run hands out; None where it made none."""
 
     # The textured OBJ, else the coarse mesh, a PLY.
@@ -74,7 +74,7 @@ class HandedOut:
 
 
 def write_result_folder(
-    folder: Path, results: HandedOut, scene: Scene, options: PlacementOptions
+    folder: Path, results: FinalResults, scene: Scene, options: PlacementOptions
 ) -> list[Path]:
     """Write mesh, Gaussians and the matrix, unless they are there; return the files.
 
@@ -158,7 +158,7 @@ def _has_placement(folder: Path) -> bool:
     return False
 
 
-def _files(folder: Path, results: HandedOut) -> list[Path]:
+def _files(folder: Path, results: FinalResults) -> list[Path]:
     """The files that will be there, those for people first."""
     files = []
     if _is_textured(results):
@@ -170,11 +170,11 @@ def _files(folder: Path, results: HandedOut) -> list[Path]:
     return [*files, folder / PHOTOGRAPHS, folder / TRANSFORM]
 
 
-def _is_textured(results: HandedOut) -> bool:
+def _is_textured(results: FinalResults) -> bool:
     return results.mesh is not None and results.mesh.suffix.lower() == ".obj"
 
 
-def _read_mesh(results: HandedOut) -> TexturedMesh | TriangleMesh | None:
+def _read_mesh(results: FinalResults) -> TexturedMesh | TriangleMesh | None:
     if results.mesh is None:
         return None
     if _is_textured(results):

@@ -45,7 +45,7 @@ class _Flat(NamedTuple):
     area: float  # of all faces
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     """Where a chart lies on the grid."""
 
     x: int
@@ -56,7 +56,7 @@ class _Place(NamedTuple):
 class _Dropped(NamedTuple):
     """Large charts that lie on each other."""
 
-    places: dict[int, _Place]
+    positions: dict[int, _Position]
     height: int  # rows that they take
 
 
@@ -87,7 +87,7 @@ class _Packing(NamedTuple):
 
     scale: float  # cells per unit of the surface
     masks: list[np.ndarray]  # cells of each chart, (h, w) bool
-    places: list[_Place]
+    positions: list[_Position]
 
 
 def packed(charts: Charts, side: int) -> np.ndarray:
@@ -110,9 +110,9 @@ def packed(charts: Charts, side: int) -> np.ndarray:
         order = sorted(range(len(strategies)), key=lambda k: dropped[k].height)
         order = order[:_WAYS_KEPT]
         strategies = [strategies[k] for k in order]
-        places, height = _filled(masks, dropped[order[0]], cells)
+        positions, height = _filled(masks, dropped[order[0]], cells)
         if height <= cells:
-            best = _Packing(scale, masks, places)
+            best = _Packing(scale, masks, positions)
         else:
             too_large = scale
         if best is not None and (trial >= _TRIALS or too_large < _CLOSE * best.scale):
@@ -220,46 +220,46 @@ def _dropped(masks: list[np.ndarray], cells: int, strategy: _Strategy) -> _Dropp
     """Drop the large charts one after the other onto a grid of so many cells a row."""
     numbers = [k for k, mask in enumerate(masks) if not _is_small(mask, cells)]
     numbers.sort(key=lambda k: -strategy.size(masks[k]))
-    places: dict[int, _Place] = {}
+    positions: dict[int, _Position] = {}
     heights = np.zeros(cells, dtype=np.int64)
     for number in numbers:
-        place = _drop(masks[number], heights, strategy.weight)
-        if place is None:
+        position = _drop(masks[number], heights, strategy.weight)
+        if position is None:
             return _Dropped({}, _HIGHEST * cells)
-        places[number] = place
-    return _Dropped(places, int(heights.max(initial=0)))
+        positions[number] = position
+    return _Dropped(positions, int(heights.max(initial=0)))
 
 
-def _filled(masks: list[np.ndarray], dropped: _Dropped, cells: int) -> tuple[list[_Place], int]:
+def _filled(masks: list[np.ndarray], dropped: _Dropped, cells: int) -> tuple[list[_Position], int]:
     """Put the small charts into gaps.
 
     Returns:
-        The places of all charts, none where there is no room, and how many rows they take.
+        The positions of all charts, none where there is no room, and how many rows they take.
     """
     small = [k for k, mask in enumerate(masks) if _is_small(mask, cells)]
-    places = dict(dropped.places)
+    positions = dict(dropped.positions)
     highest = dropped.height
-    if len(places) + len(small) < len(masks):
+    if len(positions) + len(small) < len(masks):
         return [], highest
     spare = sum(masks[k].size for k in small) // cells
     # Room for all of the small ones above the others.
     n_rows = highest + 3 * spare + _SPARE_ROWS
     is_occupied = np.zeros((n_rows, cells), dtype=bool)
-    for number, place in places.items():
-        mask = np.rot90(masks[number], place.quarter_turns)
+    for number, position in positions.items():
+        mask = np.rot90(masks[number], position.quarter_turns)
         height, width = mask.shape
-        is_occupied[place.y : place.y + height, place.x : place.x + width] |= mask
+        is_occupied[position.y : position.y + height, position.x : position.x + width] |= mask
     shapes = {k: masks[k].shape for k in small}
-    gap_places = _in_gaps(shapes, is_occupied, max(1, cells // _GAP_CELLS))
-    if gap_places is None:
+    gap_positions = _in_gaps(shapes, is_occupied, max(1, cells // _GAP_CELLS))
+    if gap_positions is None:
         return [], _HIGHEST * cells
-    places.update(gap_places)
-    for number, place in gap_places.items():
-        highest = max(highest, place.y + masks[number].shape[0])
-    return [places[k] for k in range(len(masks))], highest
+    positions.update(gap_positions)
+    for number, position in gap_positions.items():
+        highest = max(highest, position.y + masks[number].shape[0])
+    return [positions[k] for k in range(len(masks))], highest
 
 
-def _drop(mask: np.ndarray, heights: np.ndarray, weight: float) -> _Place | None:
+def _drop(mask: np.ndarray, heights: np.ndarray, weight: float) -> _Position | None:
     """Drop a chart where it leaves the least room below and above; None where it is too wide.
 
     Args:
@@ -282,7 +282,7 @@ def _drop(mask: np.ndarray, heights: np.ndarray, weight: float) -> _Place | None
         x = int(costs.argmin())
         if costs[x] < least_cost:
             least_cost = costs[x]
-            best = _Place(x, int(rows[x]), turns)
+            best = _Position(x, int(rows[x]), turns)
     if best is not None:
         turned = np.rot90(mask, best.quarter_turns)
         height, width = turned.shape
@@ -294,7 +294,7 @@ def _drop(mask: np.ndarray, heights: np.ndarray, weight: float) -> _Place | None
 
 def _in_gaps(
     shapes: dict[int, tuple[int, int]], is_occupied: np.ndarray, coarse: int
-) -> dict[int, _Place] | None:
+) -> dict[int, _Position] | None:
     """Put boxes into gaps, the largest first and each as low as it goes; None without room.
 
     Args:
@@ -311,14 +311,14 @@ def _in_gaps(
     for number, shape in shapes.items():
         box = (math.ceil(shape[0] / coarse), math.ceil(shape[1] / coarse))
         groups.setdefault(box, []).append(number)
-    places: dict[int, _Place] = {}
+    positions: dict[int, _Position] = {}
     for box in sorted(groups, key=lambda box: (-box[0] * box[1], box)):
         numbers = groups[box]
         for x, y in _free_boxes(full, box, len(numbers)):
-            places[numbers.pop()] = _Place(x * coarse, y * coarse)
+            positions[numbers.pop()] = _Position(x * coarse, y * coarse)
         if numbers:
             return None
-    return places
+    return positions
 
 
 def _free_boxes(full: np.ndarray, box: tuple[int, int], count: int) -> list[tuple[int, int]]:
@@ -368,7 +368,7 @@ def _empty_boxes(full: np.ndarray, box: tuple[int, int]) -> np.ndarray:
 
 
 def _shifted(bits: np.ndarray, step: int) -> np.ndarray:
-    """Move the bits of rows so many places towards the first; zeros follow. (H, n) uint64"""
+    """Move the bits of rows so many digits towards the first; zeros follow. (H, n) uint64"""
     words, rest = divmod(step, 64)
     shifted = np.zeros_like(bits)
     n = bits.shape[1] - words
@@ -383,8 +383,8 @@ def _shifted(bits: np.ndarray, step: int) -> np.ndarray:
 def _moved(flat: _Flat, packing: _Packing) -> np.ndarray:
     """Return the corners of the faces on the grid, in cells. (F, 3, 2)"""
     corners = flat.corners * packing.scale + _BORDER
-    turns = np.array([place.quarter_turns for place in packing.places])[flat.charts]
-    origins = np.array([place[:2] for place in packing.places])[flat.charts]
+    turns = np.array([position.quarter_turns for position in packing.positions])[flat.charts]
+    origins = np.array([position[:2] for position in packing.positions])[flat.charts]
     shapes = np.array([mask.shape for mask in packing.masks])[flat.charts]
     heights = shapes[:, :1]
     widths = shapes[:, 1:]

@@ -77,7 +77,9 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     n_faces = max(options.decimation_targets)
 
     def decimate(mesh: TriangleMesh) -> TriangleMesh:
-        return decimated(snapped(mesh, region, grid), n_faces, region, extraction.backend.decimate)
+        return decimated(
+            with_aligned_boundary(mesh, region, grid), n_faces, region, extraction.backend.decimate
+        )
 
     mesh = finish_mesh([mesh], decimate, surface=None, box=None)
     figures: Figures = {"foreground_voxel": voxel}
@@ -229,7 +231,7 @@ def _around(mesh: TriangleMesh, vertices: np.ndarray) -> np.ndarray:
     return is_around
 
 
-def snapped(mesh: TriangleMesh, region: Region, grid: VoxelGrid) -> TriangleMesh:
+def with_aligned_boundary(mesh: TriangleMesh, region: Region, grid: VoxelGrid) -> TriangleMesh:
     """Move vertices on the planes that lie close to a corner of the grid to that corner.
 
     Short edges would be the first that decimation removes. Where a vertex goes depends on its place
@@ -238,9 +240,9 @@ def snapped(mesh: TriangleMesh, region: Region, grid: VoxelGrid) -> TriangleMesh
     if mesh.n_faces == 0 or not region.planes:
         return mesh
     is_shared = region.shared(mesh.vertices)
-    places = (mesh.vertices - np.array(grid.low)) / grid.voxel
-    corners = np.rint(places)
-    moves = is_shared[:, None] & (np.abs(places - corners) < _SNAP)
+    in_voxels = (mesh.vertices - np.array(grid.low)) / grid.voxel
+    corners = np.rint(in_voxels)
+    moves = is_shared[:, None] & (np.abs(in_voxels - corners) < _SNAP)
     on_corners = np.array(grid.low) + corners * grid.voxel
     vertices = np.where(moves, on_corners, mesh.vertices)
     return triangle_mesh.clean_mesh(TriangleMesh(vertices, mesh.faces, mesh.colors))
@@ -278,9 +280,9 @@ def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> _Anchored:
     second = np.cos(_TURN) * upright - np.sin(_TURN) * level
     reach = ANCHOR * length
     middle = (a + b) / 2
-    places = [middle + reach * first, middle + reach * second]
+    positions = [middle + reach * first, middle + reach * second]
     for end in (a, b):
-        places += [end + reach * first, end + reach * second]
+        positions += [end + reach * first, end + reach * second]
     n = len(edges)
     numbers = mesh.n_vertices + np.arange(6 * n).reshape(6, n)
     starts = edges[:, 0]
@@ -293,7 +295,7 @@ def _with_anchors(mesh: TriangleMesh, edges: np.ndarray) -> _Anchored:
             np.column_stack([ends, numbers[4], numbers[5]]),
         ]
     )
-    corners = np.concatenate(places)
+    corners = np.concatenate(positions)
     anchored = TriangleMesh(
         np.concatenate([mesh.vertices, corners]),
         np.concatenate([mesh.faces, new_faces]),

@@ -66,7 +66,9 @@ class CutOut:
         )
 
 
-def cut_out(camera: Camera, places: np.ndarray, partition: Partition, number: int) -> CutOut | None:
+def cut_out(
+    camera: Camera, positions: np.ndarray, partition: Partition, number: int
+) -> CutOut | None:
     """Return the rectangle of a photograph that shows a block; None where too few pixels do.
 
     In the rectangle, pixels count that show the block, or nothing: where the sky is seen through a
@@ -74,12 +76,12 @@ def cut_out(camera: Camera, places: np.ndarray, partition: Partition, number: in
 
     Args:
         camera: At the size of the training.
-        places: That the pixels of the small view show. (h, w, 3) world units, NaN where unknown
+        positions: That the pixels of the small view show. (h, w, 3) world units, NaN where unknown
         partition: Of space into blocks.
         number: Of the block.
     """
-    is_near = partition.bounds.contains(places)
-    is_shown = is_near & partition.boxes[number].contains(places, partition.margin)
+    is_near = partition.bounds.contains(positions)
+    is_shown = is_near & partition.boxes[number].contains(positions, partition.margin)
     share = float(is_shown.mean())
     if share < MIN_VIEW_SHARE:
         return None
@@ -87,7 +89,7 @@ def cut_out(camera: Camera, places: np.ndarray, partition: Partition, number: in
     from scipy.ndimage import binary_dilation
 
     shows = np.asarray(binary_dilation(is_shown, iterations=DILATION))
-    height, width = places.shape[:2]
+    height, width = positions.shape[:2]
     top, bottom = _grown(np.flatnonzero(shows.any(axis=1)), camera.height / height)
     left, right = _grown(np.flatnonzero(shows.any(axis=0)), camera.width / width)
     return CutOut(

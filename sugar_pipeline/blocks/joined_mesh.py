@@ -57,9 +57,9 @@ class VoxelGrid:
         end = []
         for axis in range(3):
             ends = []
-            for place in (box.low[axis], box.high[axis]):
+            for bound in (box.low[axis], box.high[axis]):
                 # Infinite ones are the ends of the grid.
-                cubes = (place - self.low[axis]) / self.cube_side
+                cubes = (bound - self.low[axis]) / self.cube_side
                 ends.append(round(min(max(cubes, 0), self.shape[axis])))
             first.append(ends[0])
             end.append(ends[1])
@@ -168,8 +168,8 @@ def welded(meshes: Sequence[TriangleMesh], distance: float) -> TriangleMesh:
     joined = triangle_mesh.merge_meshes(meshes)
     if joined.n_vertices == 0:
         return joined
-    places = np.rint(joined.vertices / distance).astype(np.int64)
-    _, first, numbers = np.unique(places, axis=0, return_index=True, return_inverse=True)
+    cells = np.rint(joined.vertices / distance).astype(np.int64)
+    _, first, numbers = np.unique(cells, axis=0, return_index=True, return_inverse=True)
     mesh = TriangleMesh(
         joined.vertices[first], numbers.reshape(-1)[joined.faces], joined.colors[first]
     )

@@ -46,19 +46,19 @@ class Overview:
     scene: Scene
     render: Renderer
 
-    def pixel_places(self, camera: Camera) -> np.ndarray:
-        """Places that the pixels of a small view show. (h, w, 3) world units, NaN where unknown"""
+    def pixel_positions(self, camera: Camera) -> np.ndarray:
+        """World positions that the pixels of a small view show. (h, w, 3), NaN where unknown"""
         with torch.no_grad():
             view = self.render(small(camera))
             points = view.world_points(view.depth)
             points = torch.where(view.depth.reshape(-1, 1) > 0, points, torch.nan)
         return points.reshape(*view.depth.shape, 3).cpu().numpy().astype(np.float64)
 
-    def sampled_places(self) -> Iterator[np.ndarray]:
-        """Places that some pixels of each view show, evenly spread. (P, 3) world units each"""
+    def sampled_positions(self) -> Iterator[np.ndarray]:
+        """Positions that some pixels of each view show, evenly spread. (P, 3) world units each"""
         for camera in self.scene.train_cameras:
-            places = self.pixel_places(camera)
-            sample = places[SAMPLE_STEP // 2 :: SAMPLE_STEP, SAMPLE_STEP // 2 :: SAMPLE_STEP]
+            positions = self.pixel_positions(camera)
+            sample = positions[SAMPLE_STEP // 2 :: SAMPLE_STEP, SAMPLE_STEP // 2 :: SAMPLE_STEP]
             sample = sample.reshape(-1, 3)
             yield sample[np.isfinite(sample).all(axis=1)]
 

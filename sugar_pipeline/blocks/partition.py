@@ -2,7 +2,7 @@
 """Cutting space into blocks that take about the same work.
 
 A block is a box between planes that are square to the axes of the world; boxes at the outside have
-no end there. Space is halved again and again, across its longest side, at the place of the least
+no end there. Space is halved again and again, across its longest side, at the position of the least
 work among those that divide it well: a cut through the middle of a house costs more than one along
 a street.
 """
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SLACK = 0.1  # of the work, by which a cut may lie off the place that divides it as asked
+SLACK = 0.1  # of the work, by which a cut may lie off the position that divides it as asked
 MARGIN = 0.15  # of the shortest finite side, by which a block reaches into its neighbours
-_N_BINS = 48  # places that are compared for a cut
-_SMOOTHING = 2  # bins on either side that count for the work at a place
+_N_BINS = 48  # positions that are compared for a cut
+_SMOOTHING = 2  # bins on either side that count for the work at a position
 _SPREAD = 0.01  # of the work at either end that does not count for the length of a side
 _Corner = tuple[float, float, float]
 
@@ -43,12 +43,12 @@ class BlockBox:
         to_high = np.array(self.high) - points
         return np.minimum(to_low, to_high).min(axis=-1)
 
-    def halves(self, axis: int, place: float) -> tuple[BlockBox, BlockBox]:
+    def halves(self, axis: int, position: float) -> tuple[BlockBox, BlockBox]:
         """The parts below and above a plane."""
         high = list(self.high)
-        high[axis] = place
+        high[axis] = position
         low = list(self.low)
-        low[axis] = place
+        low[axis] = position
         return BlockBox(self.low, _corner(high)), BlockBox(_corner(low), self.high)
 
 
@@ -69,14 +69,14 @@ def cut_space(points: np.ndarray, work: np.ndarray, n: int) -> list[BlockBox]:
 
     Args:
         points: Places of the work, (P, 3) world units.
-        work: At each place. (P,)
+        work: At each position. (P,)
         n: Number of boxes.
 
     Raises:
-        ValueError: There are fewer places than boxes.
+        ValueError: There are fewer positions than boxes.
     """
     if len(points) < n:
-        raise ValueError(f"{len(points)} places cannot be divided among {n} boxes")
+        raise ValueError(f"{len(points)} positions cannot be divided among {n} boxes")
     return _cut(EVERYWHERE, points, work, n)
 
 
@@ -105,13 +105,13 @@ def _cut(box: BlockBox, points: np.ndarray, work: np.ndarray, n: int) -> list[Bl
         return [box]
     axis = _longest_axis(points, work)
     n_below = n // 2
-    place = _place(points[:, axis], work, n_below / n)
-    below, above = box.halves(axis, place)
-    is_below = points[:, axis] < place
+    position = _position(points[:, axis], work, n_below / n)
+    below, above = box.halves(axis, position)
+    is_below = points[:, axis] < position
     parts = []
     for half, mask, count in ((below, is_below, n_below), (above, ~is_below, n - n_below)):
         if mask.sum() < count:
-            raise ValueError(f"{len(points)} places lie too close together for {n} boxes")
+            raise ValueError(f"{len(points)} positions lie too close together for {n} boxes")
         parts += _cut(half, points[mask], work[mask], count)
     return parts
 
@@ -124,7 +124,7 @@ def _longest_axis(points: np.ndarray, work: np.ndarray) -> int:
     return int(np.argmax(lengths))
 
 
-def _place(values: np.ndarray, work: np.ndarray, share: float) -> float:
+def _position(values: np.ndarray, work: np.ndarray, share: float) -> float:
     """Coordinate of a plane below which about a share of the work lies, where little is done."""
     slack = SLACK * min(share, 1 - share) * 2
     low, middle, high = _quantiles(values, work, (share - slack, share, share + slack))
@@ -140,12 +140,12 @@ def _place(values: np.ndarray, work: np.ndarray, share: float) -> float:
     return _between(values, (edges[least] + edges[least + 1]) / 2)
 
 
-def _between(values: np.ndarray, place: float) -> float:
-    """The place, moved so that values lie on both sides of it where they differ at all."""
+def _between(values: np.ndarray, position: float) -> float:
+    """The position, moved so that values lie on both sides of it where they differ at all."""
     smallest = float(values.min())
     largest = float(values.max())
-    if smallest < place <= largest:
-        return place
+    if smallest < position <= largest:
+        return position
     return (smallest + largest) / 2
 
 

@@ -143,11 +143,11 @@ def _cut(overview: Overview, folder: Path, n: int, recipe: Recipe, console: Cons
     scene = overview.scene
     points = read_capture_points(scene.root, scene)
     bounds = meshed_space(points.positions, scene)
-    places = np.concatenate(list(overview.sampled_places()))
+    positions = np.concatenate(list(overview.sampled_positions()))
     # The sky and what is far behind everything belong to no block.
-    places = places[bounds.contains(places)]
+    positions = positions[bounds.contains(positions)]
     try:
-        boxes = cut_space(places, np.ones(len(places)), n)
+        boxes = cut_space(positions, np.ones(len(positions)), n)
     except ValueError as error:
         raise UserError(f"--blocks {n}: {error}; use fewer") from error
     partition = Partition(tuple(boxes), margin_of(boxes, bounds), bounds)
@@ -185,10 +185,10 @@ def _write_photographs(
         for first in range(0, len(cameras), _AT_ONCE):
             jobs = []
             for camera in cameras[first : first + _AT_ONCE]:
-                places = overview.pixel_places(camera)
+                positions = overview.pixel_positions(camera)
                 targets = []
                 for number, of_block in enumerate(cuts):
-                    cut = block_scenes.cut_out(camera, places, partition, number)
+                    cut = block_scenes.cut_out(camera, positions, partition, number)
                     if cut is not None:
                         of_block.append(replace(cut, counts=None))
                         targets.append((block_folder(folder, number) / "scene", cut))

@@ -14,7 +14,7 @@ from gaussian_splatting.engine.reporting.run_report import REPORT_FILE
 from gaussian_splatting.formats.placement import TRANSFORM
 from sugar_extractors.any_mesh import read_any_mesh
 from sugar_extractors.export.reading import read_gaussians_in_scene
-from sugar_extractors.outputs.result_folder import HandedOut, write_result_folder
+from sugar_extractors.outputs.result_folder import FinalResults, write_result_folder
 from sugar_extractors.outputs.result_page import write_index
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.pipeline import pipeline_report
@@ -238,7 +238,7 @@ def _write_result_folder(plan: PipelinePlan, result: PipelineResult, notify: Not
         placement = plan.texture.placement
         writes_glb = plan.texture.export_glb
         is_lit = plan.texture.lit
-    results = HandedOut(
+    results = FinalResults(
         result.mesh,
         splats,
         partial(read_gaussians_in_scene, splats, say_nothing),

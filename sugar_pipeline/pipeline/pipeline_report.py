@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page about a whole pipeline: settings, time, memory and results of each stage.
 
-Photographs are compared with the Gaussians and the textured mesh that are handed out.
+Photographs are compared with the Gaussians and the textured mesh of the results.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def compare_with_photographs(
     Args:
         scene: Has the cameras.
         images: Has the photographs.
-        gaussians: Those that are handed out, on the device.
+        gaussians: Those of the results, on the device.
         textured: The textured mesh, on the device.
         device: Renders.
         title: Of the Gaussians.

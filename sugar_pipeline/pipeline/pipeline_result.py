@@ -123,7 +123,7 @@ class PipelineResult:
 
     @property
     def splats(self) -> Path | None:
-        """The ``.pt`` of the Gaussians that are handed out; None where there are none."""
+        """The ``.pt`` of the Gaussians among the results; None where there are none."""
         if self.refined is not None and not self.splats_are_coarse:
             return self.refined
         coarse = self.coarse_record

@@ -34,7 +34,7 @@ class Pace:
 
     @classmethod
     def of(cls, stage: str, plan: PipelinePlan, speed: Speed) -> Pace:
-        """Return the pace that the speed of a stage tells."""
+        """Return the pace that follows from the speed of a stage."""
         return cls(speed.seconds / costs_of(plan)[stage], speed)
 
 

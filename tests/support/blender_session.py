@@ -162,7 +162,7 @@ def background_files(camera: str) -> list[str]:
 
 
 def watch(command: list[str], stops: bool) -> dict:
-    """Watch a program as a window does, by events of a timer, and return all that is told."""
+    """Watch a program as a window does, by events of a timer, and return all messages."""
     operators = importlib.import_module(f"{EXTENSION}.operators.background_operator")
     reports = []
     timers = []

@@ -7,7 +7,7 @@ from sugar_utils.console import Console
 
 
 class Heard(Console):
-    """A console that remembers what it was told."""
+    """A console that keeps its messages."""
 
     def __init__(self) -> None:
         super().__init__(stream=Console.silent()._stream, terminal=False)

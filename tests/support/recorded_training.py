@@ -124,7 +124,7 @@ def refine_stage(views, photographs, compared=False):
 
 
 def runner_with(recorder):
-    """What makes the step runner: a recorded one, or a plain one without a recorder."""
+    """Return the maker of the step runner: a recorded one, or a plain one without a recorder."""
     return plain_runner if recorder is None else partial(RecordedRunner, recorder)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pycolmap
+import pytest
 import torch
 from PIL import Image
 
@@ -300,3 +301,18 @@ def run_cli(main: Callable[[], int | None], /, *words: object, **settings: objec
         return int(leaving.code or 0)
     finally:
         sys.argv = before
+
+
+def refusal(
+    capsys: pytest.CaptureFixture[str],
+    main: Callable[[], int | None],
+    /,
+    *words: object,
+    **settings: object,
+) -> str:
+    """Run an entry point that refuses its input with exit code 2; return its one line of error."""
+    assert run_cli(main, *words, **settings) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: "), error
+    assert error.count("\n") == 1, error
+    return error

@@ -20,7 +20,7 @@ class Progress:
     title: str = "starting"
     share: float = 0.0  # of the stage that is done
     remaining: str = ""  # of the current loop, as m:ss
-    error: str = ""  # the last line that tells one
+    error: str = ""  # the last line that names one
     results: Path | None = None  # folder of results, when it is there
 
     def read(self, line: str) -> None:

@@ -64,9 +64,9 @@ def room(photographs_with_a_dark_one, tmp_path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def climbed(photographs_with_a_dark_one, tmp_path_factory) -> Path:
+def retried(photographs_with_a_dark_one, tmp_path_factory) -> Path:
     """A scene whose dark photograph a later step registered."""
-    root = tmp_path_factory.mktemp("climbed") / "scene"
+    root = tmp_path_factory.mktemp("retried") / "scene"
     shutil.copytree(photographs_with_a_dark_one, root / "input")
     convert(ConvertOptions(root, sfm=SMALL), Heard())
     return root
@@ -97,19 +97,19 @@ def camera_of(rotation: np.ndarray, translation: np.ndarray) -> Camera:
     return Camera("", WIDTH, HEIGHT, FOCAL, FOCAL, WIDTH / 2, HEIGHT / 2, rotation, translation)
 
 
-def test_a_dark_photograph_is_registered_where_it_was_taken(climbed):
-    outcome = outcome_of(climbed)
+def test_a_dark_photograph_is_registered_where_it_was_taken(retried):
+    outcome = outcome_of(retried)
     assert outcome["registered"] == N
     assert outcome["registered_by"] == {CONTRAST.label: [DARK]}
-    errors = errors_of(climbed)
+    errors = errors_of(retried)
     assert len(errors.rotation) == N
     assert errors.rotation.max() < 0.5
     assert errors.position.max() < 1
 
 
-def test_the_report_says_which_step_registered_which_photographs(climbed):
-    assert f"1 of them only by {CONTRAST.label}" in outcome_of(climbed)["line"]
-    page = (climbed / "convert.html").read_text(encoding="utf-8")
+def test_the_report_says_which_step_registered_which_photographs(retried):
+    assert f"1 of them only by {CONTRAST.label}" in outcome_of(retried)["line"]
+    page = (retried / "convert.html").read_text(encoding="utf-8")
     assert "Photographs that further features registered" in page
     assert f"1: {DARK}" in page
 
@@ -146,7 +146,7 @@ def test_a_capture_that_registers_whole_climbs_no_step(tmp_path, monkeypatch):
     ],
 )
 def test_a_ladder_that_was_cut_short_goes_on_to_the_same_bits(
-    place, name, calls, room, climbed, monkeypatch
+    place, name, calls, room, retried, monkeypatch
 ):
     real = getattr(place, name)
     left = [calls]
@@ -164,10 +164,10 @@ def test_a_ladder_that_was_cut_short_goes_on_to_the_same_bits(
     assert left == [0]
     monkeypatch.undo()
     convert(ConvertOptions(room, sfm=SMALL), Heard())
-    assert model_bytes(room) == model_bytes(climbed)
+    assert model_bytes(room) == model_bytes(retried)
 
 
-def test_steps_that_were_done_are_not_done_again(room, climbed, monkeypatch):
+def test_steps_that_were_done_are_not_done_again(room, retried, monkeypatch):
     from sugar_capture import scene_folder
 
     def dies(*args) -> None:
@@ -181,7 +181,7 @@ def test_steps_that_were_done_are_not_done_again(room, climbed, monkeypatch):
     steps = {step["name"] for step in result.outcome["steps"]}
     assert steps == {"checking photographs", "undistorting photographs", "checking views"}
     assert result.outcome["registered_by"] == {CONTRAST.label: [DARK]}
-    assert model_bytes(room) == model_bytes(climbed)
+    assert model_bytes(room) == model_bytes(retried)
 
 
 def test_a_photograph_of_another_place_is_left_out_by_all_steps(tmp_path):
@@ -229,9 +229,9 @@ def test_what_matches_do_not_prove_is_taken_out_again(room, monkeypatch):
     assert result.outcome["registered"] == N - 1
 
 
-def test_an_image_without_a_well_matched_one_is_unproven(climbed):
-    database = climbed / "distorted" / "contrast_database.db"
-    models = mapping.read_models(climbed / "distorted" / "sparse")
+def test_an_image_without_a_well_matched_one_is_unproven(retried):
+    database = retried / "distorted" / "contrast_database.db"
+    models = mapping.read_models(retried / "distorted" / "sparse")
     names = [f"IMG {number}.png" for number in range(1, N + 1)]
     matches = matching.verified_matches(database)
 
@@ -405,7 +405,7 @@ def test_missing_weights_and_runtime_are_said_before_anything_is_changed(
     monkeypatch.setattr(learned_features, "PACKAGE", "a_runtime_that_is_missing")
     with pytest.raises(UserError, match="--features learned needs the package"):
         learned_features.find_weights(weights, is_asked_for=True)
-    # Where they are not asked for, the ladder ends before.
+    # Where they are not asked for, the list ends before.
     assert learned_features.find_weights(weights, is_asked_for=False) is None
     assert learned_features.find_weights(tmp_path, is_asked_for=False) is None
 

@@ -12,14 +12,14 @@ from sugar_utils.errors import UserError
 
 
 @dataclass(frozen=True)
-class Companions:
+class MeshAndGaussians:
     """Files of a textured mesh and of its Gaussians."""
 
     mesh: Path
     gaussians: Path
 
 
-def companions_of(result: Path, gaussians: Path | None) -> Companions:
+def mesh_and_gaussians_of(result: Path, gaussians: Path | None) -> MeshAndGaussians:
     """Return a textured mesh and its Gaussians.
 
     Args:
@@ -33,11 +33,11 @@ def companions_of(result: Path, gaussians: Path | None) -> Companions:
     if gaussians is not None:
         if not gaussians.exists():
             raise UserError(f"--gaussians {gaussians}: no such file or folder")
-        return Companions(mesh, gaussians)
+        return MeshAndGaussians(mesh, gaussians)
     expected = _expected_gaussians(mesh)
     if not expected.is_file():
         raise UserError(f"{mesh}: its Gaussians are not at {expected}; pass them as --gaussians")
-    return Companions(mesh, expected)
+    return MeshAndGaussians(mesh, expected)
 
 
 def mesh_of(result: Path) -> Path:
