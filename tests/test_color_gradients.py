@@ -35,6 +35,7 @@ from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
 from sugar_utils.console import Console
 from sugar_utils.errors import TrainingError
+from tests.support.random_scenes import random
 from tests.support.step_scenes import (
     Case,
     MadeUpPhotographs,
@@ -170,10 +171,6 @@ def test_bad_colours_stop_a_step_before_it_is_made(kept_as_factors):
         stepper.step(2_602, None)
     after = parameters_and_moments(stage)
     assert all(torch.equal(after[key], values) for key, values in before.items())
-
-
-def random(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def color_gradient(n: int, degree: int = 3) -> ColorGradient:

@@ -43,6 +43,7 @@ from tests.support.photographed_room import (
     HEIGHT,
     WIDTH,
     camera_poses,
+    model_bytes,
     photograph,
     write_photographs,
 )
@@ -75,10 +76,6 @@ def known_cameras(names: list[str]) -> dict[str, Camera]:
         name: Camera(name, WIDTH, HEIGHT, FOCAL, FOCAL, WIDTH / 2, HEIGHT / 2, r, -r @ c)
         for name, (r, c) in zip(names, camera_poses(len(names)), strict=True)
     }
-
-
-def model_bytes(root: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (root / "sparse" / "0").iterdir()}
 
 
 def test_cameras_are_found_where_the_photographs_were_taken(converted):

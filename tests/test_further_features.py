@@ -32,6 +32,7 @@ from tests.support.photographed_room import (
     HEIGHT,
     WIDTH,
     camera_poses,
+    model_bytes,
     photograph,
     write_photographs,
 )
@@ -74,10 +75,6 @@ def retried(photographs_with_a_dark_one, tmp_path_factory) -> Path:
 
 def outcome_of(root: Path) -> dict:
     return json.loads((root / "distorted" / "outcome.json").read_text())
-
-
-def model_bytes(root: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (root / "sparse" / "0").iterdir()}
 
 
 def errors_of(root: Path):

@@ -35,7 +35,14 @@ from tests.support.camera_files import (
 )
 from tests.support.command_words import parse
 from tests.support.heard_console import Heard
-from tests.support.photographed_room import FOCAL, HEIGHT, WIDTH, camera_poses, write_photographs
+from tests.support.photographed_room import (
+    FOCAL,
+    HEIGHT,
+    WIDTH,
+    camera_poses,
+    model_bytes,
+    write_photographs,
+)
 
 XML = metashape()
 
@@ -126,10 +133,6 @@ def converted(room, tmp_path_factory) -> tuple[Path, list[str]]:
     shutil.copytree(room, root)
     convert(ConvertOptions(root, sfm=SMALL), console)
     return root, console.lines
-
-
-def model_bytes(root: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (root / "sparse" / "0").iterdir()}
 
 
 def assert_given_poses(root: Path, shift=(0.0, 0.0, 0.0), n: int = ROOM - 1) -> None:

@@ -27,6 +27,7 @@ from sugar_viewer.page_server import (
     BrowserView,
     RenderQueue,
 )
+from tests.support.command_line import free_port
 from tests.support.tiny_scene import TinyScene, assert_same_bits, tiny_cameras
 from tests.test_resume import Kind, coarse, refine, vanilla
 
@@ -135,12 +136,6 @@ def test_a_port_that_is_taken_is_told_in_one_line_and_the_run_goes_on(scene, tmp
         assert run.run(tmp_path) == 0
     warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert len([line for line in warnings if f"no viewer: port {port} of 127.0.0.1" in line]) == 1
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_the_page_opens_and_closes_with_the_run_and_is_no_part_of_its_identity(

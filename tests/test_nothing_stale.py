@@ -34,6 +34,7 @@ from tests.support.mesh_scenes import (
     write_mesh_scene,
 )
 from tests.support.tiny_scene import (
+    assert_refused,
     assert_same_bits,
     events,
     finish,
@@ -117,14 +118,6 @@ def recolour(path: Path) -> None:
         pixels = np.array(image)
     pixels[0, 0] ^= 1
     Image.fromarray(pixels).save(path)
-
-
-def assert_refused(code: int, error: str, *texts: str) -> None:
-    assert code == 2
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    for text in texts:
-        assert text in error
 
 
 def test_a_vanilla_model_that_was_trained_again_makes_the_coarse_run_another_one(

@@ -16,6 +16,7 @@ from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_utils.errors import UserError
 from tests.support.golden import GOLDEN_DIR
+from tests.support.random_scenes import random
 
 RATES = {"a": 0.1, "b": 0.01}
 
@@ -33,10 +34,6 @@ class HandMadeAdam:
         self.v = 0.999 * self.v + 0.001 * grad.double() ** 2
         m, v = self.m / (1 - 0.9**self.t), self.v / (1 - 0.999**self.t)
         self.value -= self.rate * m / (v.sqrt() + ADAM_EPS)
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def make(n: int = 6) -> tuple[GroupedAdam, dict[str, HandMadeAdam]]:

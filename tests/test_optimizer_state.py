@@ -22,6 +22,7 @@ from gaussian_splatting.optim.adam_steps import (
 from gaussian_splatting.optim.optimizer_config import STATE_FORMATS, OptimizerConfig
 from gaussian_splatting.optim.schedule import LearningRates
 from sugar_utils.errors import UserError
+from tests.support.random_scenes import random
 
 WIDTH = 45
 CONFIGS = [
@@ -32,10 +33,6 @@ STORED = [c for c in CONFIGS if c.identity()]
 
 def name_of(config: OptimizerConfig) -> str:
     return "-".join(["fp32", *map(str, config.identity())]) if config.identity() else "default"
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def make(config: OptimizerConfig, n: int = 8, seed: int = 3) -> GroupedAdam:

@@ -28,6 +28,7 @@ from tests.support.command_line import WITHOUT_VALUE, as_flags
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     TinyScene,
+    assert_refused,
     assert_same_bits,
     events,
     finish,
@@ -290,14 +291,6 @@ def test_finished_run_is_skipped(kind, straight, capsys):
     )
     assert f"finished already: {straight / result}" in lines
     assert snapshot(straight) == before
-
-
-def assert_refused(code: int, err: str, *texts: str) -> None:
-    assert code == 2
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    for text in texts:
-        assert text in err
 
 
 def test_other_settings_are_listed_and_refused(kind, straight, capsys):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from sugar_utils.console import Console
 from sugar_viewer.result_search import TEXTURED, VANILLA
 from sugar_viewer.view_run import ViewOptions
 from sugar_viewer.view_run import view as serve
+from tests.support.command_line import free_port
 from tests.support.command_words import parse
 from tests.support.tiny_scene import newest, start
 from tests.test_resume import vanilla
@@ -78,12 +78,6 @@ def running(work: Callable[[], object], stop: Callable[[], object]) -> Iterator[
         stop()
         thread.join()
     assert failed == []
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_a_browser_shows_results_and_saves_a_path(output, tmp_path):  # noqa: F811

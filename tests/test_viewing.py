@@ -66,6 +66,7 @@ from sugar_viewer.view_run import (
     metres_per_unit,
     scene_context,
 )
+from tests.support.command_line import free_port
 from tests.support.command_words import parse
 from tests.support.mesh_scenes import cameras_around, icosahedron, sphere
 from tests.support.refined_models import NAME, refined_state, save_model
@@ -251,12 +252,6 @@ def test_a_path_is_one_that_render_takes(tmp_path):
     with pytest.raises(UserError, match="at least 2 cameras"):
         between(tiny_cameras()[:1], 11)
     assert len(read_cameras_json(file)) == 11
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def options_of(*words: object):

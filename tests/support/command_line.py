@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import socket
+
 WITHOUT_VALUE = ()
 """Value of a flag without a value."""
 
@@ -19,3 +21,10 @@ def as_flags(**settings: object) -> tuple[object, ...]:
         words.append(f"-{name}" if len(name) == 1 else f"--{name}")
         words.extend(value if isinstance(value, tuple) else (value,))
     return tuple(words)
+
+
+def free_port() -> int:
+    """Return the number of a port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -82,3 +82,8 @@ def write_photographs(folder: Path, n: int, seed: int = 0, name: str = "IMG {}.p
         paths.append(folder / name.format(number))
         Image.fromarray(pixels).save(paths[-1])
     return paths
+
+
+def model_bytes(root: Path) -> dict[str, bytes]:
+    """Read the files of a scene's COLMAP model, by name."""
+    return {path.name: path.read_bytes() for path in (root / "sparse" / "0").iterdir()}

@@ -60,3 +60,8 @@ def random_gaussians(n: int, seed: int, dtype=torch.float64) -> Gaussians:
         normal(n, 15, 3) * 0.2,
     )
     return Gaussians(*(t.float().to(dtype) for t in tensors))
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Draw standard normal numbers, which follow from the seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

@@ -311,8 +311,15 @@ def refusal(
     **settings: object,
 ) -> str:
     """Run an entry point that refuses its input with exit code 2; return its one line of error."""
-    assert run_cli(main, *words, **settings) == 2
+    code = run_cli(main, *words, **settings)
     error = capsys.readouterr().err
-    assert error.startswith("error: "), error
-    assert error.count("\n") == 1, error
+    assert_refused(code, error)
     return error
+
+
+def assert_refused(code: int, error: str, *texts: str) -> None:
+    """Check that a program refused its input in one line, in which there are some texts."""
+    assert (code, error.count("\n")) == (2, 1), error
+    assert error.startswith("error: "), error
+    for text in texts:
+        assert text in error
