@@ -13,7 +13,6 @@ over the bus each access of a few bytes is a packet of its own.
 # Kernels are Warp's language, not Python's.
 # pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 # pyright: reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false
-# pyright: reportReturnType=false
 
 from __future__ import annotations
 
@@ -39,6 +38,7 @@ from gaussian_splatting.optim.band_steps import (
 from gaussian_splatting.rasterization.projection_kernels import view_at
 from sugar_utils.warp_arrays import Bools, Floats, Ints, Ints2d, Vec3s
 from sugar_utils.warp_launch import as_array, launch
+from sugar_utils.warp_math import pick
 
 wp.set_module_options({"enable_backward": False, "cpu_compiler_flags": "-march=native"})
 
@@ -95,20 +95,9 @@ def step_in_view(
     k = column // CHANNELS
     d_color = d_colors[i]
     weight = color_weight(k, means[i], view_at(record).center, s.degree, d_color)
-    g = weight * channel_of(d_color, column - CHANNELS * k)
+    g = weight * pick(d_color, column - CHANNELS * k)
     numbers_of_step = wp.vec3i(numbers[step, 0], numbers[step, 1], numbers[step, 2])
     step_number(i, column, g, s, numbers_of_step, values, exp_avg, exp_avg_sq)
-
-
-@wp.func
-def channel_of(color: wp.vec3, channel: int) -> float:
-    """Choose a component; an index that is computed would send all of them to memory."""
-    x = color[0]
-    if channel == 1:
-        x = color[1]
-    if channel == 2:
-        x = color[2]
-    return x
 
 
 _CATCH_UP_ROWS = by_formats(catch_up_rows, BAND_ARRAYS)
