@@ -15,7 +15,7 @@ import torch
 
 from gaussian_splatting.data.cameras import Camera
 from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, with_corners_in
-from sugar_scene.triangle_rasterizer import rasterize_triangles
+from sugar_scene.triangle_rasterizer import mesh_tensors, rasterize_triangles
 
 # Parts of a triangle by the bits of the edges that are split. Numbers 0 to 2 are its corners,
 # 3 to 5 the midpoints of its edges.
@@ -91,8 +91,7 @@ def covered_pixels(
 
     The pixels are those of the images, counted in views of at most ``_COUNTING_SIDE`` pixels.
     """
-    vertices = torch.from_numpy(mesh.vertices.astype(np.float32)).to(device)
-    faces = torch.from_numpy(mesh.faces).to(device)
+    vertices, faces = mesh_tensors(mesh, device)
     most = torch.zeros(mesh.n_faces, device=device)
     for camera in cameras:
         view = camera.reduced(_COUNTING_SIDE)

@@ -63,8 +63,8 @@ def doubled_area_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
     return np.cross(b - a, c - a)
 
 
-def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
-    """Give each vertex the area-weighted mean normal of its faces; (0, 0, 1) without any."""
+def vertex_normals(mesh: TriangleMesh) -> np.ndarray:
+    """Return the area-weighted mean normal of each vertex's faces; (0, 0, 1) without any. (V, 3)"""
     weighted = doubled_area_normals(mesh.vertices, mesh.faces)
     total = np.zeros((mesh.n_vertices, 3))
     for axis in range(3):
@@ -73,8 +73,12 @@ def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
             total[:, axis] += np.bincount(rows, weighted[:, axis], mesh.n_vertices)
     length = np.linalg.norm(total, axis=1, keepdims=True)
     has_length = length > 0
-    normals = np.where(has_length, total / np.where(has_length, length, 1), (0.0, 0.0, 1.0))
-    return replace(mesh, normals=normals)
+    return np.where(has_length, total / np.where(has_length, length, 1), (0.0, 0.0, 1.0))
+
+
+def with_vertex_normals(mesh: TriangleMesh) -> TriangleMesh:
+    """Return a mesh with its :func:`vertex_normals`."""
+    return replace(mesh, normals=vertex_normals(mesh))
 
 
 def keep_vertices(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:

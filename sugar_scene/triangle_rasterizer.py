@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import warp as wp
 from torch import Tensor
@@ -27,6 +28,7 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.rasterization.projection_kernels import TILE, View, make_view, n_tiles
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d, Vec3s
 from sugar_utils.warp_launch import EXACT_OPTIONS, as_array, launch, native_kernel, native_source
 
@@ -181,6 +183,12 @@ def hit_faces(
     depths_: Floats2d,
 ):
     """Test a tile's faces against the pixels of one square cell of the tile."""
+
+
+def mesh_tensors(mesh: TriangleMesh, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the vertices, (V, 3) float32, and faces, (F, 3) int64, of a mesh on a device."""
+    vertices = torch.from_numpy(mesh.vertices.astype(np.float32)).to(device)
+    return vertices, torch.from_numpy(mesh.faces).to(device)
 
 
 def rasterize_triangles(vertices: Tensor, faces: Tensor, camera: Camera) -> TriangleHits:

@@ -18,6 +18,7 @@ import torch
 
 from sugar_utils.errors import Notify
 
+_LEAST_SPILL = 128 * 2**20  # bytes; drivers round what they count
 _PROC_STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -28,9 +29,6 @@ _NO_MEMORY = (
     "CUDA error: out of memory",  # the driver, outside torch's allocator
     "Failed to allocate",  # Warp
 )
-
-
-_LEAST_SPILL = 128 * 2**20  # bytes; drivers round what they count
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 
 from gaussian_splatting.data.masks import VisualHull, distance_outside
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence, inner_sides
+from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import (
     HOLE_SHARE,
     HoleCounts,
@@ -368,7 +368,7 @@ def evidence(cameras, surface: TriangleMesh, hull=None, mesh=None) -> ViewEviden
         box=BOX,
         inner_voxel=0.01,
         outer_voxel=0.01,
-        inner_sides=inner_sides(mesh or surface, cameras, torch.device("cpu")),
+        mesh=mesh or surface,
     )
 
 

@@ -126,6 +126,24 @@ def window_sums(planes: Tensor, radius: int, dim: int) -> Tensor:
     return total
 
 
+def sampled_at(planes: Tensor, x: Tensor, y: Tensor, mode: str = "bilinear") -> Tensor:
+    """Read images at positions in pixels; outside as at the border. (C, H, W) -> (C, h, w)
+
+    Args:
+        planes: The images.
+        x: Columns; 0.5 is the middle of the first pixel. (h, w)
+        y: Rows likewise. (h, w)
+        mode: ``bilinear`` or ``bicubic``.
+    """
+    _, height, width = planes.shape
+    # Shares of the picture from 0 to 1, which the sampler wants from -1 to 1.
+    grid = torch.stack([x / width, y / height], dim=-1) * 2 - 1
+    sampled = functional.grid_sample(
+        planes[None], grid[None], mode=mode, padding_mode="border", align_corners=False
+    )
+    return sampled[0]
+
+
 def eroded(mask: Tensor, pixels: int) -> Tensor:
     """Shrink a mask by some pixels on each side, but not at the border of the image. (H, W) bool"""
     return ~dilated(~mask, pixels)

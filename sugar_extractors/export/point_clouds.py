@@ -18,7 +18,7 @@ from sugar_scene.mesh_files.textured_mesh_io import (
     sample_texture,
     written_normals,
 )
-from sugar_scene.triangle_mesh import with_vertex_normals
+from sugar_scene.triangle_mesh import vertex_normals
 from sugar_utils.errors import Notify, UserError
 
 
@@ -42,13 +42,12 @@ def read_points(path: Path, notify: Notify) -> PointCloud:
             colors=np.round(base_colors * 255).astype(np.uint8),
             opacities=opacities,
         )
-    mesh = with_vertex_normals(result)
-    if mesh.normals is None or not mesh.n_vertices:
+    if not result.n_vertices:
         raise UserError(f"{path}: has no vertices to export; make the mesh again")
     return PointCloud(
-        positions=np.asarray(mesh.vertices, np.float64),
-        colors=np.asarray(mesh.colors, np.uint8),
-        normals=np.asarray(mesh.normals, np.float64),
+        positions=np.asarray(result.vertices, np.float64),
+        colors=np.asarray(result.colors, np.uint8),
+        normals=vertex_normals(result),
     )
 
 

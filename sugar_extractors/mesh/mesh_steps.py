@@ -17,7 +17,7 @@ import numpy as np
 
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh import observed_region
-from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence, inner_sides
+from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import fill_holes
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import MeshingBackend
@@ -108,7 +108,7 @@ def with_holes_filled(
         box=region.box,
         inner_voxel=inner_voxel,
         outer_voxel=voxels.get("background", inner_voxel),
-        inner_sides=inner_sides(mesh, views.cameras, views.device),
+        mesh=mesh,
     )
     with extraction.console.waiting("holes"):
         mesh, counts = fill_holes(

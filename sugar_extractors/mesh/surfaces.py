@@ -133,11 +133,10 @@ def one_closed_surface(extraction: Extraction, fused: Surfaces) -> Surfaces:
     Raises:
         UserError: Too few points were fused.
     """
-    mesh = triangle_mesh.with_vertex_normals(triangle_mesh.merge_meshes(fused.meshes))
-    if mesh.normals is None:
-        raise ValueError("a mesh with normals has none")
+    mesh = triangle_mesh.merge_meshes(fused.meshes)
+    normals = triangle_mesh.vertex_normals(mesh)
     samples = SurfaceSamples(
-        mesh.vertices.astype(np.float32), mesh.normals.astype(np.float32), mesh.colors
+        mesh.vertices.astype(np.float32), normals.astype(np.float32), mesh.colors
     )
     if len(samples) < MIN_POINTS:
         raise UserError(

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.images import eroded, window_sums
+from gaussian_splatting.data.images import eroded, sampled_at, window_sums
 from gaussian_splatting.losses.exposure import gain_of_means
 from sugar_extractors.texture.texture_baking import BakedTexture, Baker, ViewColors
 from sugar_scene.mesh_files.tangent_space import vertex_normals
@@ -65,14 +65,7 @@ def moved_by(planes: Tensor, flow: Tensor, mode: str = "bilinear") -> Tensor:
     _, height, width = planes.shape
     y = torch.arange(height, device=planes.device) + 0.5
     x = torch.arange(width, device=planes.device) + 0.5
-    # Shares of the picture from 0 to 1, which the sampler wants from -1 to 1.
-    x_share = (x + flow[0]) / width
-    y_share = (y[:, None] + flow[1]) / height
-    grid = torch.stack([x_share, y_share], dim=-1) * 2 - 1
-    moved = functional.grid_sample(
-        planes[None], grid[None], mode=mode, padding_mode="border", align_corners=False
-    )
-    return moved[0]
+    return sampled_at(planes, x + flow[0], y[:, None] + flow[1], mode)
 
 
 def optical_flow(image: Tensor, target: Tensor, inside: Tensor) -> Tensor:

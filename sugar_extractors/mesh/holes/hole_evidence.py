@@ -10,7 +10,7 @@ inner side of the surface behind it. No camera ever saw that, so it says nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from sugar_extractors.mesh.holes.hole_shapes import Judgement
 from sugar_scene.depth_view import FusedViews
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
-from sugar_scene.triangle_rasterizer import rasterize_triangles
+from sugar_scene.triangle_rasterizer import mesh_tensors, rasterize_triangles
 
 FRONT_VOXELS = 4.0  # by which a point stands before a surface: the reach of fused distances
 FRONT_PIXELS = 2  # all pixels this near to a point have to show a deeper surface: edges are blurred
@@ -37,7 +37,7 @@ class ViewEvidence:
     box: Box  # the foreground
     inner_voxel: float  # side of a voxel in the box, world units
     outer_voxel: float  # the same outside of it
-    inner_sides: Mapping[str, Tensor]  # of views by name, see :func:`inner_sides`
+    mesh: TriangleMesh  # whose holes are filled
 
     @torch.no_grad()
     def judge(self, points: np.ndarray) -> Judgement:
@@ -54,7 +54,9 @@ class ViewEvidence:
         shown_by = torch.zeros_like(votes)
         render = self.views.renderer()
         for camera in self.views.cameras:
-            n_views += self._covers(camera, positions)
+            small = camera.reduced(OVERVIEW_SIDE)
+            small_pixels = pixels_of(small.coordinates(positions), small)
+            n_views += self._covers(small, small_pixels)
             view_points = camera.coordinates(positions)
             pixels = pixels_of(view_points, camera)
             if not bool(pixels.inside.any()):
@@ -62,7 +64,10 @@ class ViewEvidence:
             surface = _least_depth(render(camera).depth, pixels)
             distance = surface - view_points[:, 2]
             is_informed = pixels.inside & (surface > 0) & (distance >= -reach)
-            is_informed &= ~self._looks_inside(camera, positions)
+            shows_inner_side = self._inner_sides[camera.name][
+                small_pixels.rows, small_pixels.columns
+            ]
+            is_informed &= ~(small_pixels.inside & shows_inner_side)
             shown_by += is_informed
             votes += is_informed & (distance > reach)
         is_contradicted = is_outside(votes, shown_by)
@@ -70,36 +75,25 @@ class ViewEvidence:
             is_contradicted |= ~self.views.hull.contains(positions)
         return Judgement(n_views.cpu().numpy(), is_contradicted.cpu().numpy())
 
-    def _looks_inside(self, camera: Camera, positions: Tensor) -> Tensor:
-        """Return behind which points, (N, 3), a view shows the inner side of the mesh. (N,) bool"""
-        small = camera.reduced(OVERVIEW_SIDE)
-        pixels = pixels_of(small.coordinates(positions), small)
-        return pixels.inside & self.inner_sides[camera.name][pixels.rows, pixels.columns]
+    @functools.cached_property
+    def _inner_sides(self) -> dict[str, Tensor]:
+        """Pixels of each small view, by its name, that show the inner side of the mesh. (H, W) bool
 
-    def _covers(self, camera: Camera, positions: Tensor) -> Tensor:
-        """Return which points, (N, 3), a view shows, inside of its mask if it has one. (N,) bool"""
-        small = camera.reduced(OVERVIEW_SIDE)
-        pixels = pixels_of(small.coordinates(positions), small)
+        They are found when a hole is judged: most meshes have none that could be filled.
+        """
+        vertices, faces = mesh_tensors(self.mesh, self.views.device)
+        shown = {}
+        for camera in self.views.cameras:
+            hits = rasterize_triangles(vertices, faces, camera.reduced(OVERVIEW_SIDE))
+            shown[camera.name] = hits.cosines < 0
+        return shown
+
+    def _covers(self, small: Camera, pixels: Pixels) -> Tensor:
+        """Return which points a small view shows, inside of its mask if it has one. (N,) bool"""
         silhouette = None if self.views.hull is None else self.views.hull.silhouette(small)
         if silhouette is None:
             return pixels.inside
         return pixels.inside & silhouette[pixels.rows, pixels.columns]
-
-
-def inner_sides(
-    mesh: TriangleMesh, cameras: Sequence[Camera], device: torch.device
-) -> dict[str, Tensor]:
-    """Return for each view, by its name, which pixels show the inner side of a mesh. (H, W) bool
-
-    Views are reduced to ``OVERVIEW_SIDE`` pixels.
-    """
-    vertices = torch.from_numpy(mesh.vertices.astype(np.float32)).to(device)
-    faces = torch.from_numpy(mesh.faces).to(device)
-    shown = {}
-    for camera in cameras:
-        hits = rasterize_triangles(vertices, faces, camera.reduced(OVERVIEW_SIDE))
-        shown[camera.name] = hits.cosines < 0
-    return shown
 
 
 def _least_depth(depth: Tensor, pixels: Pixels) -> Tensor:

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, pixel_rays
-from gaussian_splatting.data.images import dilated
+from gaussian_splatting.data.images import dilated, sampled_at
 from sugar_extractors.mesh.refinement.window_correlation import RADIUS, Correlation, correlate
 from sugar_scene.reprojection import NeighborViews, ViewPair, ordered_sum
 from sugar_scene.triangle_mesh import TriangleMesh
-from sugar_scene.triangle_rasterizer import rasterize_triangles
+from sugar_scene.triangle_rasterizer import mesh_tensors, rasterize_triangles
 
 NEIGHBORS = 4  # views that each one is compared with
 _MIN_COSINE = 0.2  # of the angle between normal and line of sight, of surfaces that count
@@ -83,11 +83,10 @@ def vertex_terms(mesh: TriangleMesh, views: ComparedViews, reduction: int) -> Ve
     """Compare each view with its neighbours.
 
     Args:
-        mesh: With normals.
+        mesh: The mesh that photographs are compared through.
         reduction: How many times smaller the photographs are compared than they are.
     """
-    vertices = torch.from_numpy(mesh.vertices.astype(np.float32)).to(views.device)
-    faces = torch.from_numpy(mesh.faces).to(views.device)
+    vertices, faces = mesh_tensors(mesh, views.device)
     largest = max(camera.width * camera.height for camera in views.cameras)
     n_kept = max(1 + NEIGHBORS, _CACHE_BYTES * reduction**2 // (_PIXEL_BYTES * largest))
 
@@ -176,12 +175,8 @@ def _carried(view: _View, neighbor: _View) -> _Carried:
     row = torch.where(is_inside, v, 0.0).long()
     farthest = neighbor.depth[row, column] + _BEHIND * z / camera.fx
     counts = view.counts & is_inside & (z <= farthest) & neighbor.counts[row, column]
-    # Shares of the picture from 0 to 1, which the sampler wants from -1 to 1.
-    grid = torch.stack([u / camera.width, v / camera.height], dim=-1) * 2 - 1
     planes = torch.cat([neighbor.grey[None], neighbor.gradient])
-    grey, along_x, along_y = functional.grid_sample(
-        planes[None], grid[None], padding_mode="border", align_corners=False
-    )[0]
+    grey, along_x, along_y = sampled_at(planes, u, v)
     du = camera.fx * (direction[..., 0] - x * direction[..., 2]) / z
     dv = camera.fy * (direction[..., 1] - y * direction[..., 2]) / z
     by_depth = along_x * du + along_y * dv

@@ -2,12 +2,12 @@
 """Move the vertices of a mesh along their normals until the photographs agree.
 
 Vu, Labatut, Pons and Keriven, "High accuracy and visibility-consistent dense multiview stereo"
-(PAMI 2012), descend the correlation of photographs that are compared through the mesh, against the
-bending of the surface. Here each step solves a sparse system of all vertices (Gauss-Newton), which
-needs few steps.
+(PAMI 2012), descend the correlation of photographs that are compared through the mesh, against a
+thin plate. Here each step solves a sparse system of all vertices (Gauss-Newton), which needs few
+steps.
 
-Three terms have one unit, pixels that were compared: the disagreement of photographs; the bending
-of the surface, against the smoothed bending that it begins with, so that thin parts do not shrink
+Three terms have one unit, pixels that were compared: the disagreement of photographs; the change of
+the surface's Laplacian from the smoothed one that it begins with, so that thin parts do not shrink
 where the photographs say little; and the distance to where the surface begins.
 """
 
@@ -25,15 +25,15 @@ from sugar_extractors.mesh.refinement.compared_views import (
     VertexTerms,
     vertex_terms,
 )
-from sugar_scene.triangle_mesh import TriangleMesh, border_edges, with_vertex_normals
+from sugar_scene.triangle_mesh import TriangleMesh, border_edges, vertex_normals
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 REDUCTIONS = (2, 1, 1)  # how many times smaller the photographs are in each step
-_STIFFNESS = 3.0  # of the surface against bending
-_ANCHOR = 0.01  # weight of the distance to the first surface
-_SMOOTHINGS = 4  # of the bending that the surface begins with
+_LAPLACIAN_WEIGHT = 3.0
+_DISTANCE_WEIGHT = 0.01  # of the distance to the first surface
+_SMOOTHINGS = 4  # of the Laplacian that the surface begins with
 _MAX_STEP = 1.0  # pixels of the photographs as they are compared
 _TOLERANCE = 1e-3  # of the residual of the sparse system
 _MAX_SOLVER_STEPS = 100
@@ -44,7 +44,7 @@ class _Start(NamedTuple):
 
     vertices: np.ndarray  # (V, 3)
     neighbor_mean: csr_array  # mean of each vertex's neighbours, (V, V)
-    bending: np.ndarray  # its smoothed bending, (V,) world units
+    laplacian: np.ndarray  # its Laplacian, smoothed, (V,) world units
     is_free: np.ndarray  # vertices that may move, those off the borders, (V,) 0 or 1
 
 
@@ -58,32 +58,27 @@ def refined_mesh(
     Args:
         on_step: Called in each step with its number and the mean correlation before it.
     """
-    mesh = with_vertex_normals(mesh)
-    start = _start_of(mesh)
+    normals = vertex_normals(mesh)
+    start = _start_of(mesh, normals)
     for step, reduction in enumerate(REDUCTIONS):
         terms = vertex_terms(mesh, views, reduction)
         on_step(step, terms.score)
         sizes = reduction * nearest_pixel_sizes(mesh.vertices, views.cameras)
-        offsets = _offsets(mesh, start, terms, sizes)
-        vertices = mesh.vertices + offsets[:, None] * _normals(mesh)
-        mesh = with_vertex_normals(replace(mesh, vertices=vertices))
+        offsets = _offsets(mesh.vertices, normals, start, terms, sizes)
+        vertices = mesh.vertices + offsets[:, None] * normals
+        mesh = replace(mesh, vertices=vertices, normals=None)
+        normals = vertex_normals(mesh)
     return mesh
 
 
-def _normals(mesh: TriangleMesh) -> np.ndarray:
-    if mesh.normals is None:
-        raise ValueError("the mesh has no normals")
-    return mesh.normals
-
-
-def _start_of(mesh: TriangleMesh) -> _Start:
+def _start_of(mesh: TriangleMesh, normals: np.ndarray) -> _Start:
     neighbor_mean = _neighbor_mean(mesh)
-    bending = _bending(mesh, neighbor_mean)
+    laplacian = _laplacian(mesh.vertices, normals, neighbor_mean)
     for _ in range(_SMOOTHINGS):
-        bending = neighbor_mean @ bending
+        laplacian = neighbor_mean @ laplacian
     is_free = np.ones(mesh.n_vertices)
     is_free[border_edges(mesh).ravel()] = 0
-    return _Start(mesh.vertices, neighbor_mean, bending, is_free)
+    return _Start(mesh.vertices, neighbor_mean, laplacian, is_free)
 
 
 def _neighbor_mean(mesh: TriangleMesh) -> csr_array:
@@ -102,43 +97,52 @@ def _neighbor_mean(mesh: TriangleMesh) -> csr_array:
     return mean
 
 
-def _bending(mesh: TriangleMesh, neighbor_mean: csr_array) -> np.ndarray:
+def _laplacian(vertices: np.ndarray, normals: np.ndarray, neighbor_mean: csr_array) -> np.ndarray:
     """Return how far the neighbours' mean lies above each vertex, along its normal. (V,)"""
-    return ((neighbor_mean @ mesh.vertices - mesh.vertices) * _normals(mesh)).sum(axis=1)
+    return ((neighbor_mean @ vertices - vertices) * normals).sum(axis=1)
 
 
 def _offsets(
-    mesh: TriangleMesh, start: _Start, terms: VertexTerms, sizes: np.ndarray
+    vertices: np.ndarray,
+    normals: np.ndarray,
+    start: _Start,
+    terms: VertexTerms,
+    sizes: np.ndarray,
 ) -> np.ndarray:
     """Return how far each vertex moves along its normal. (V,) world units
 
     Args:
+        vertices: As they are now. (V, 3)
+        normals: Theirs. (V, 3)
+        start: The surface before it was moved.
+        terms: The disagreement of the photographs.
         sizes: Of a pixel at each vertex. (V,) world units
     """
     from scipy.sparse import csr_array, diags_array
     from scipy.sparse.linalg import LinearOperator, cg
 
-    n = mesh.n_vertices
-    normals = _normals(mesh)
+    n = len(vertices)
     # A vertex that no pair of photographs shows still has the weight of one pixel.
     unit = np.maximum(terms.n_compared, 1.0) / sizes**2
-    stiffness = _STIFFNESS * unit * start.is_free
-    anchor = _ANCHOR * unit
-    bending = _bending(mesh, start.neighbor_mean) - start.bending
-    moved = ((mesh.vertices - start.vertices) * normals).sum(axis=1)
-    # How the bending changes with offsets along the normals.
-    bend = start.neighbor_mean.copy()
-    row = np.repeat(np.arange(n), np.diff(bend.indptr))
-    bend.data *= (normals[row] * normals[bend.indices]).sum(axis=1)
-    bend = csr_array(bend - diags_array(np.ones(n)))
-    own = terms.curvature + anchor
-    diagonal = own + bend.power(2).T @ stiffness
-    slope = terms.gradient + bend.T @ (stiffness * bending) + anchor * moved
+    laplacian_weight = _LAPLACIAN_WEIGHT * unit * start.is_free
+    distance_weight = _DISTANCE_WEIGHT * unit
+    change = _laplacian(vertices, normals, start.neighbor_mean) - start.laplacian
+    distance = ((vertices - start.vertices) * normals).sum(axis=1)
+    # The derivative of the Laplacian with offsets along the normals.
+    by_offset = start.neighbor_mean.copy()
+    row = np.repeat(np.arange(n), np.diff(by_offset.indptr))
+    by_offset.data *= (normals[row] * normals[by_offset.indices]).sum(axis=1)
+    by_offset = csr_array(by_offset - diags_array(np.ones(n)))
+    own = terms.curvature + distance_weight
+    diagonal = own + by_offset.power(2).T @ laplacian_weight
+    slope = terms.gradient + by_offset.T @ (laplacian_weight * change)
+    slope += distance_weight * distance
 
     def product(offsets: np.ndarray) -> np.ndarray:
         free = start.is_free * offsets
         # Vertices that stay have the rows of the unit matrix.
-        result = start.is_free * (bend.T @ (stiffness * (bend @ free)) + own * free)
+        of_laplacian = by_offset.T @ (laplacian_weight * (by_offset @ free))
+        result = start.is_free * (of_laplacian + own * free)
         return result + (1 - start.is_free) * offsets
 
     # The stubs know the constructor of the abstract class alone.
