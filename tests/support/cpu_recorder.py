@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sugar_utils.warp_launch import PreparedLaunch
-from tests.support.launches import ALLOCATIONS, READS, shape_depends_on_values
+from tests.support.launches import ALLOCATIONS, READS, launch_name, shape_depends_on_values
 
 Result = TypeVar("Result")
 Repeat = Callable[[], object]
@@ -33,6 +33,7 @@ class CpuRecording:
 
     def __init__(self) -> None:
         self.repeats: list[Repeat] = []
+        self.nodes: list[str] = []  # of a graph, named by operation or kernel
         self.results: list[Tensor] = []  # of all operations
         self.allocated: set[int] = set()  # addresses of memory that operations took
         self.n_replays = 0
@@ -43,6 +44,11 @@ class CpuRecording:
         with torch.no_grad():
             for repeat in self.repeats:
                 repeat()
+
+    def keep(self, name: str, repeat: Repeat, n_nodes: int = 1) -> None:
+        """Add an operation or a launch."""
+        self.nodes += [name] * n_nodes
+        self.repeats.append(repeat)
 
 
 class CpuRecorder:
@@ -63,7 +69,7 @@ class CpuRecorder:
 @contextlib.contextmanager
 def recording_into(recording: CpuRecording) -> Iterator[None]:
     """Record what is done in the context."""
-    with _Forbidden(), _Operations(recording), _launches(recording.repeats):
+    with _Forbidden(), _Operations(recording), _launches(recording):
         yield
 
 
@@ -99,8 +105,18 @@ class _Operations(TorchDispatchMode):
             self._recording.allocated.update(t.untyped_storage().data_ptr() for t in tensors)
         repeat = _repeat_of(func, args, kwargs, tensors)
         if repeat is not None:
-            self._recording.repeats.append(repeat)
+            self._recording.keep(name, repeat, _n_nodes(name, args, tensors))
         return result
+
+
+def _n_nodes(name: str, args: tuple, results: list[Tensor]) -> int:
+    """Return how many nodes an operation is at least; torch may take more kernels for it."""
+    if not any(tensor.numel() for tensor in results):
+        return 0
+    if name in ("stack", "cat") and len({tensor.dtype for tensor in args[0]}) > 1:
+        # Tensors of one type are joined by one kernel, others by a copy of each.
+        return len(args[0])
+    return 1
 
 
 def _repeat_of(func: Any, args: tuple, kwargs: dict, tensors: list[Tensor]) -> Repeat | None:
@@ -120,7 +136,7 @@ def _repeat_of(func: Any, args: tuple, kwargs: dict, tensors: list[Tensor]) -> R
 
 
 @contextlib.contextmanager
-def _launches(repeats: list[Repeat]) -> Iterator[None]:
+def _launches(recording: CpuRecording) -> Iterator[None]:
     """Keep launches of Warp, with a copy of their arguments."""
     run_all = PreparedLaunch.run_all
     run_range = PreparedLaunch.run_range
@@ -140,7 +156,8 @@ def _launches(repeats: list[Repeat]) -> Iterator[None]:
         arguments.follow(prepared._arguments, first)
         bounds = prepared._bounds_of(count)
         forward = prepared._launch.hooks.forward
-        repeats.append(lambda: forward(ctypes.byref(bounds), arguments.address))
+        name = launch_name(run_range, (prepared,))
+        recording.keep(name, lambda: forward(ctypes.byref(bounds), arguments.address))
 
     def watched_launch_tiled(*args: Any, **kwargs: Any) -> None:
         launch_tiled(*args, **kwargs)
@@ -149,11 +166,11 @@ def _launches(repeats: list[Repeat]) -> Iterator[None]:
             with mock.patch.object(wp.config, "enable_cpu_blocks", True):
                 launch_tiled(*args, **kwargs)
 
-        repeats.append(repeat)
+        recording.keep(launch_name(launch_tiled, args), repeat)
 
     def watched_sort(*args: Any, **kwargs: Any) -> None:
         sort(*args, **kwargs)
-        repeats.append(lambda: sort(*args, **kwargs))
+        recording.keep(launch_name(sort, args), lambda: sort(*args, **kwargs))
 
     with (
         mock.patch.object(PreparedLaunch, "run_all", watched_run_all),

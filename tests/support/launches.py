@@ -139,6 +139,12 @@ def shape_depends_on_values(name: str, args: tuple, kwargs: dict) -> bool:
     return name in _SHAPES_BY_VALUE
 
 
+def launch_name(function: Callable[..., Any], args: tuple) -> str:
+    """Name of the kernel that a call launches; that of the function for a launch of Warp's own."""
+    kernel = args[0].kernel if isinstance(args[0], PreparedLaunch) else args[0]
+    return getattr(kernel, "key", function.__name__).rsplit(".", 1)[-1]
+
+
 def _caller() -> str:
     """File and line of ours that made the host wait."""
     frame = sys._getframe(2)
@@ -179,9 +185,7 @@ def counting() -> Iterator[Counts]:
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            kernel = args[0] if args else kwargs.get("kernel")
-            kernel = kernel.kernel if isinstance(kernel, PreparedLaunch) else kernel
-            counts.launches[getattr(kernel, "key", function.__name__).rsplit(".", 1)[-1]] += 1
+            counts.launches[launch_name(function, args)] += 1
             return function(*args, **kwargs)
 
         return call
