@@ -10,12 +10,12 @@ from tests.support.cpu_recorder import CpuRecorder, CpuRecording
 from tests.support.launches import count, counting
 
 LIMITS = {
-    "dn_consistency": (17, 124, 1),
-    "density": (16, 111, 1),
-    "sdf": (16, 374, 1),
-    "entropy": (11, 82, 1),
-    "vanilla": (11, 54, 1),
-    "multiview": (20, 171, 1),
+    "dn_consistency": (18, 118, 1),
+    "density": (17, 102, 1),
+    "sdf": (17, 368, 1),
+    "entropy": (12, 72, 1),
+    "vanilla": (12, 44, 1),
+    "multiview": (22, 157, 1),
 }
 """Launches of Warp, operations of torch and waits of the host in one iteration."""
 
@@ -35,12 +35,12 @@ def test_a_step_stays_within_its_limits(phase):
 
 
 RECORDED_LIMITS = {
-    "vanilla": (80, 13),
-    "entropy": (118, 6),
-    "dn_consistency": (176, 8),
-    "density": (159, 8),
-    "sdf": (424, 8),
-    "multiview": (196, 34),
+    "vanilla": (48, 13),
+    "entropy": (85, 6),
+    "dn_consistency": (144, 8),
+    "density": (125, 8),
+    "sdf": (393, 8),
+    "multiview": (157, 34),
 }
 """Nodes of the graph of a recorded step, and operations of torch beside it in one iteration."""
 

@@ -4,6 +4,8 @@
 :func:`check_step` and :func:`check_parameters` cost one synchronisation with the device when all is
 well. What exactly is wrong is looked up only after that.
 """
+# Kernels are Warp's language, not Python's.
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.rasterization.projection import (
@@ -19,6 +22,10 @@ from gaussian_splatting.rasterization.projection import (
     PredictionMissed,
 )
 from sugar_utils.errors import TrainingError
+from sugar_utils.warp_arrays import Bools, Floats
+from sugar_utils.warp_launch import launch
+
+wp.set_module_options({"enable_backward": False})
 
 MAX_SCALE_IN_EXTENTS = 1e4
 PARAMETER_INTERVAL = 8
@@ -61,20 +68,45 @@ def probes_of(numbers: StepNumbers, *, with_parameters: bool = False) -> Tensor:
     if numbers.radii.numel():
         probes.append(numbers.radii.detach().amax())
     probes += [guess.excess for guess in numbers.predicted if guess.excess is not None]
-    return torch.stack(probes)
+    # On a GPU, numbers of several types would be copied one by one.
+    return torch.stack([probe.float() for probe in probes])
 
 
-def may_step(numbers: StepNumbers, probes: Tensor) -> Tensor:
-    """Judge the probes on the device as :func:`check_step` does on the host. (1,) int32"""
+@wp.kernel
+def judge(
+    first: int,
+    probes: Floats,
+    n_finite: int,
+    largest_scale: int,
+    scale_limit: float,
+    is_enabled: Bools,
+    may_step: Bools,
+):
+    """Judge all probes, in one thread; numbers from ``n_finite`` on may not be positive."""
+    is_good = is_enabled[0]
+    for k in range(probes.shape[0]):
+        if not wp.isfinite(probes[k]) or (k >= n_finite and probes[k] > 0.0):
+            is_good = False
+    if largest_scale >= 0 and probes[largest_scale] > scale_limit:
+        is_good = False
+    may_step[0] = is_good
+
+
+def may_step(numbers: StepNumbers, probes: Tensor, is_enabled: Tensor) -> Tensor:
+    """Judge the probes on the device as :func:`check_step` does on the host. (1,) bool
+
+    Args:
+        is_enabled: Read on the device; false: the step is not made in any case. (1,) bool
+    """
     n_excesses = sum(guess.excess is not None for guess in numbers.predicted)
     n_finite = len(probes) - n_excesses
-    is_good = probes.isfinite().all()
-    if n_excesses:
-        is_good = is_good & (probes[n_finite:] <= 0).all()
+    largest_scale = -1
     if numbers.parameters["log_scales"].numel():
-        largest = n_finite - (2 if numbers.radii.numel() else 1)
-        is_good = is_good & (probes[largest] <= _log_limit(numbers.extent))
-    return is_good.int()[None]
+        largest_scale = n_finite - (2 if numbers.radii.numel() else 1)
+    limit = _log_limit(numbers.extent)
+    verdict = torch.empty_like(is_enabled)
+    launch(judge, 1, [probes, n_finite, largest_scale, limit, is_enabled, verdict])
+    return verdict
 
 
 def check_step(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -182,6 +182,7 @@ class ViewPass:
         for term in terms:
             values |= term.backpropagate(strip)
         d_pixels = _pixel_gradient(strip, blended.pixels, projection.layout)
+        blended = replace(blended, pixels=d_pixels)
         if d_depth is not None:
             d_pixels[counted_rows, :, projection.layout.depth] += d_depth[rows.start : rows.stop]
         del strip
@@ -259,9 +260,13 @@ def _map_leaves(pixels: Tensor, layout: rasterization.ChannelLayout) -> dict[str
 def _pixel_gradient(
     strip: ImageStrip, pixels: Tensor, layout: rasterization.ChannelLayout
 ) -> Tensor:
-    """Write the gradients of all maps over the blended channels. (R, W, C)"""
+    """Gradients of all maps, written over the blended channels; that of a single one. (R, W, C)"""
     columns = _map_columns(layout)
     gradients = {column: strip.maps[column.name].grad for column in columns}
+    if len(gradients) == 1:
+        (gradient,) = gradients.values()
+        if gradient is not None:
+            return gradient.reshape(pixels.shape)
     n_written = sum(c.width for c, gradient in gradients.items() if gradient is not None)
     if n_written < pixels.shape[-1]:
         pixels.zero_()

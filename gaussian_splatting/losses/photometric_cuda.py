@@ -251,12 +251,14 @@ def compare(image: Tensor, target: Tensor, rows: CountedRows, keep_partials: boo
     line = _COLORS * image.shape[1]
     x = image.reshape(height, line).contiguous()
     y = target.detach().reshape(height, line).contiguous()
+    n_rows = rows.end - rows.top
     # Zero where SSIM is not counted, as beyond the image.
-    partials = torch.zeros((3, height, line) if keep_partials else (3, 1, 1), device=image.device)
-    n_runs = _n_runs(rows.end - rows.top, line)
+    new_partials = torch.empty if n_rows == height else torch.zeros
+    partials = new_partials((3, height, line) if keep_partials else (3, 1, 1), device=image.device)
+    n_runs = _n_runs(n_rows, line)
     sums = torch.empty(n_runs, 3, device=image.device)
     arguments = [_settings(rows, n_runs), x, y, sums, partials]
-    n_blocks = _n_blocks(rows.end - rows.top, line)
+    n_blocks = _n_blocks(n_rows, line)
     launch_blocks(compare_columns, n_blocks, arguments, device=x.device, block_dim=BLOCK_DIM)
     loss = ColorLoss(*sums.sum(dim=0, dtype=torch.float64).float().unbind())
     return Comparison(loss, SavedImages(x, y, partials))

@@ -61,7 +61,7 @@ class GroupedAdam(AdamState):
         self._seed = seed
         self._unused: set[str] = set()
         self.color_gradients: list[ColorGradient] = []
-        self._may_always: Tensor | None = None  # one, on the device. (1,) int32
+        self._may_always: Tensor | None = None  # true, on the device. (1,) bool
         self.is_made = False
 
     def collecting(self, gaussians: Gaussians, *, as_factors: bool) -> Gaussians:
@@ -105,7 +105,7 @@ class GroupedAdam(AdamState):
         for name, group in self.groups.items():
             steps.append((group.rate, group.steps + 1, self._rounding_seed(name)))
         if self._may_always is None:
-            self._may_always = torch.ones(1, dtype=torch.int32, device=self.device)
+            self._may_always = torch.ones(1, dtype=torch.bool, device=self.device)
         return StepInputs(upload(step_numbers(steps), self.device), self._may_always)
 
     def update(self, names: Sequence[str], inputs: StepInputs | None) -> None:

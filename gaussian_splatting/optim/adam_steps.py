@@ -27,7 +27,7 @@ import warp as wp
 from torch import Tensor
 
 from sugar_utils.device import upload
-from sugar_utils.warp_arrays import Floats, Ints
+from sugar_utils.warp_arrays import Bools, Floats, Ints
 from sugar_utils.warp_launch import Kernel, launch
 from sugar_utils.warp_math import hashed
 
@@ -56,7 +56,7 @@ class StepInputs(NamedTuple):
     """Numbers that kernels read for a step, on the device of the parameter."""
 
     numbers: Tensor  # see step_numbers; (3,) int32
-    may_step: Tensor  # 0: nothing is changed. (1,) int32
+    may_step: Tensor  # false: nothing is changed. (1,) bool
 
 
 class ParameterState(NamedTuple):
@@ -82,7 +82,7 @@ class ParameterState(NamedTuple):
             return self.on_device
         device = self.value.device
         numbers = upload(step_numbers([(self.rate, self.count, self.seed)]), device)
-        return StepInputs(numbers[0], torch.ones(1, dtype=torch.int32, device=device))
+        return StepInputs(numbers[0], torch.ones(1, dtype=torch.bool, device=device))
 
     def rows(self, rows: slice) -> ParameterState:
         """A subset of rows; updating them alone gives the bits of a full step.
@@ -158,10 +158,10 @@ def step_element(
 
 
 @wp.kernel
-def step_parameters(first: int, may_step: Ints, addresses: Addresses, ends: Ends):
+def step_parameters(first: int, may_step: Bools, addresses: Addresses, ends: Ends):
     """Step one element of any of the parameters, whose elements are numbered consecutively."""
     i = first + wp.tid()
-    if may_step[0] == 0:
+    if not may_step[0]:
         return
     begin = int(0)
     value = addresses[0]
@@ -235,7 +235,7 @@ def put(target: wp.array(dtype=wp.bfloat16), i: int, x: float, noise: wp.uint32)
 def step_elements(
     first: int,
     numbers: Ints,
-    may_step: Ints,
+    may_step: Bools,
     grads: wp.array(dtype=Any),
     values: wp.array(dtype=Any),
     exp_avg: wp.array(dtype=Any),
@@ -243,7 +243,7 @@ def step_elements(
 ):
     """Step one element of a parameter; compiled for every combination of types."""
     i = first + wp.tid()
-    if may_step[0] == 0:
+    if not may_step[0]:
         return
     step_size = wp.cast(numbers[0], wp.float32)
     root_correction = wp.cast(numbers[1], wp.float32)

@@ -35,7 +35,7 @@ from gaussian_splatting.optim.adam_steps import (
 from gaussian_splatting.rasterization.coefficient_gradients import coefficient_gradients
 from gaussian_splatting.rasterization.projection_adjoint import basis_seen
 from gaussian_splatting.rasterization.projection_kernels import view_at
-from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec3s
+from sugar_utils.warp_arrays import Bools, Floats, Floats2d, Ints, Vec3s
 from sugar_utils.warp_launch import as_array, launch
 from sugar_utils.warp_math import hashed
 
@@ -180,7 +180,7 @@ def step_coefficients(
     first: int,
     s: BandSettings,
     numbers: Ints,
-    may_step: Ints,
+    may_step: Bools,
     record: Floats,
     means: Vec3s,
     d_colors: Vec3s,
@@ -193,7 +193,7 @@ def step_coefficients(
     Neighbouring threads have neighbouring coefficients, so that they share memory accesses; each
     evaluates the basis functions anew, which costs less than reading a gradient.
     """
-    if may_step[0] == 0:
+    if not may_step[0]:
         return
     item = first + wp.tid()
     n_coefficients = values.shape[1] // CHANNELS

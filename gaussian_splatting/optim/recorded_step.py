@@ -28,7 +28,7 @@ class RecordedStep:
         """Make the launches of the next step while launches are recorded; gradients stay.
 
         Args:
-            may_step: Read on the device in each repetition; 0: nothing is changed. (1,) int32
+            may_step: Read on the device in each repetition; false: nothing is changed. (1,) bool
 
         Returns:
             Whether that can be done: only after a step launched one by one, which makes the

@@ -35,7 +35,11 @@ from gaussian_splatting.rasterization.blend_inputs import (
 from gaussian_splatting.rasterization.gradient_sums_cuda import SPLAT_COLUMNS
 from gaussian_splatting.rasterization.projection import MIN_ITEMS, Projection
 from gaussian_splatting.rasterization.projection_kernels import TILE, n_tiles
-from gaussian_splatting.rasterization.tile_coverage import list_tiles, place_intersections
+from gaussian_splatting.rasterization.tile_coverage import (
+    list_tiles,
+    place_intersections,
+    start_runs,
+)
 from sugar_utils.errors import UserError
 from sugar_utils.warp_launch import as_array, launch, on_stream_of
 
@@ -147,21 +151,20 @@ def _runs_by_sort(projection: Projection) -> _SplatRuns:
     """Sort splats by depth on any device."""
     counts = projection.tile_counts
     order = projection.depths.sort(stable=True).indices
-    sizes = counts[order]
-    ends = sizes.cumsum(0)
-    starts = ends - sizes
+    ends = counts[order].cumsum(0)
+    excess = torch.empty(1, device=counts.device)
     prediction = projection.prediction
     if counts.shape[0] == 0:
         n_intersections = 0
     elif prediction is not None:
         n_intersections = prediction.capacity
-        prediction.excess = ends[-1] - prediction.capacity
-        starts.clamp_(max=prediction.capacity)
+        prediction.excess = excess[0]
     else:
         # The one number that the host has to wait for: it is the size of all later buffers.
         n_intersections = int(ends[-1])
     first_intersections = torch.empty_like(counts)
-    first_intersections[order] = starts.int()
+    inputs = [order, ends, counts, n_intersections, first_intersections, excess]
+    launch(start_runs, counts.shape[0], inputs, min_items=MIN_ITEMS)
     return _SplatRuns(order, first_intersections, n_intersections)
 
 
@@ -186,12 +189,11 @@ def _sort_by_radix(tiles: Tensor, owners: Tensor, n_all_tiles: int) -> _SortedLi
     values = wp.from_torch(numbers)
     with on_stream_of(device):
         wp.utils.radix_sort_pairs(keys, values, n_intersections, end_bit=n_all_tiles.bit_length())
-    edges = torch.arange(n_all_tiles + 1, dtype=torch.int32, device=device)
-    offsets = torch.searchsorted(tiles[:n_intersections], edges, out_int32=True)
+    offsets = _ints(n_all_tiles + 1, device)
     ids = _ints(n_intersections, device)
     places = _ints(n_intersections, device)
-    inputs = [numbers, owners, places, ids]
-    launch(place_intersections, n_intersections, inputs, min_items=MIN_ITEMS)
+    inputs = [numbers, tiles, owners, places, ids, offsets]
+    launch(place_intersections, n_intersections + 1, inputs, min_items=MIN_ITEMS)
     return _SortedLists(offsets, ids, places)
 
 

@@ -102,6 +102,9 @@ def channel_background(
     """Return the background of each channel: zero but for colour and, if requested, depth. (C,)"""
     layout = projection.layout
     depths = projection.depths
+    if color is not None and layout.total == len(color):
+        # There is nothing but colour; it is read only.
+        return color.to(depths)
     behind = torch.zeros(layout.total, device=depths.device)
     if layout.rgb is not None and color is not None:
         behind[layout.rgb : layout.rgb + 3] = color.to(behind)

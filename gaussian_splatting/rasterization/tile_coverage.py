@@ -23,7 +23,7 @@ from gaussian_splatting.rasterization.projection_kernels import (
     project_one,
     view_at,
 )
-from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec3s, Vec3s2d, Vec4s
+from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Longs, Vec3s, Vec3s2d, Vec4s
 
 # Counting and listing must agree to the last bit, in whatever kernel the test is inlined: no
 # product and sum may be contracted into one rounding.
@@ -183,6 +183,28 @@ PROJECT_AND_COUNT = by_coefficients(project_and_count, "sh_rest")
 
 
 @wp.kernel
+def start_runs(
+    first: int,
+    order: Longs,
+    ends: Longs,
+    counts: Ints,
+    capacity: int,
+    first_intersections: Ints,
+    excess: Floats,
+):
+    """Find the first intersection of each splat, from the ends of runs in the order of depth.
+
+    By how much the last end exceeds the capacity goes to ``excess``.
+    """
+    k = first + wp.tid()
+    splat = order[k]
+    start = ends[k] - wp.int64(counts[splat])
+    first_intersections[splat] = int(wp.min(start, wp.int64(capacity)))
+    if k == order.shape[0] - 1:
+        excess[0] = float(ends[k] - wp.int64(capacity))
+
+
+@wp.kernel
 def list_tiles(
     first: int,
     tiles_x: int,
@@ -215,10 +237,27 @@ def list_tiles(
 
 @wp.kernel
 def place_intersections(
-    first: int, sorted_intersections: Ints, owners: Ints, places: Ints, ids: Ints
+    first: int,
+    sorted_intersections: Ints,
+    sorted_tiles: Ints,
+    owners: Ints,
+    places: Ints,
+    ids: Ints,
+    offsets: Ints,
 ):
-    """Invert a sort: the place of each intersection, and the splat at each place."""
+    """Invert a sort: the place of each intersection, the splat at each place, where tiles begin.
+
+    There is one item more than there are intersections, for tiles behind the last one.
+    """
     k = first + wp.tid()
-    intersection = sorted_intersections[k]
-    places[intersection] = k
-    ids[k] = owners[intersection]
+    before = int(-1)
+    if k > 0:
+        before = sorted_tiles[k - 1]
+    tile = offsets.shape[0] - 1
+    if k < ids.shape[0]:
+        tile = sorted_tiles[k]
+        intersection = sorted_intersections[k]
+        places[intersection] = k
+        ids[k] = owners[intersection]
+    for begun in range(before + 1, tile + 1):
+        offsets[begun] = k

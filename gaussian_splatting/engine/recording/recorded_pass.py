@@ -59,34 +59,34 @@ class RecordedPass:
         # Numbers of cameras that no other view shares, because these cameras are copies.
         device = stage.model.device
         self._records = {c: camera_record(c, device) for c in cameras_in(self._inputs)}
-        # Zero while launches are recorded: a recorder may carry them out.
-        self._is_enabled = torch.zeros(1, dtype=torch.int32, device=device)
+        # False while launches are recorded: a recorder may carry them out.
+        self._is_enabled = torch.zeros(1, dtype=torch.bool, device=device)
         self._step = RecordedStep(self._optimizer) if with_step else None
         # Outside of the recording: the loop holds the values of the terms, and would hold memory
         # of the recording with them when it is dropped.
         self._values = torch.zeros(MAX_TERMS, device=device)
         self._recording, self._result = recorder.record(lambda: self._recorded_work(resources))
         self._gradients = self._optimizer.take_gradients()
-        self._is_enabled.fill_(1)
+        self._is_enabled.fill_(True)
 
     def _recorded_work(self, resources: StepResources) -> ViewResult:
         result = self._stage.train_on(self._view, resources)
         values = self._values[: len(result.terms)]
-        values.copy_(torch.stack([value.reshape(()) for value in result.terms.values()]))
+        torch.stack([value.reshape(()) for value in result.terms.values()], out=values)
         terms = dict(zip(result.terms, values.unbind(), strict=True))
         result = replace(result, terms=terms)
         if self._step is None:
             return result
         numbers = numbers_to_check(self._stage, result)
         probes = probes_of(numbers)
-        is_recorded = self._step.record(may_step(numbers, probes) * self._is_enabled)
+        is_recorded = self._step.record(may_step(numbers, probes, self._is_enabled))
         return replace(result, probes=probes) if is_recorded else result
 
     def gradients(self, view: TrainingView, predictor: IntersectionPrediction) -> Gradients:
         """Carry the pass out on a view without its step, and return the gradients."""
         self._is_enabled.zero_()
         self.repeat(view, predictor)
-        self._is_enabled.fill_(1)
+        self._is_enabled.fill_(True)
         return self._optimizer.take_gradients()
 
     def repeat(self, view: TrainingView, predictor: IntersectionPrediction) -> ViewResult:
