@@ -169,9 +169,8 @@ class CoarseStage(Stage[TrainableCloud, CoarseConfig]):
         predicted = [*first.predicted, *view_pass.predictions]
         return ViewResult(view, figures, view_pass.radii, predicted=predicted)
 
-    def commit(self, result: ViewResult) -> None:
-        """Let the components take note of a view, and the draws of its number of candidates."""
-        super().commit(result)
+    def note(self, result: ViewResult) -> None:
+        """Let the draws take note of a view's number of candidates."""
         self._draws.note(result)
 
     def view_metrics(self, camera: Camera, output: RenderOutput) -> dict[str, float]:

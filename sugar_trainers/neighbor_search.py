@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gaussian_splatting.engine.component import Component
+from gaussian_splatting.engine.component import Component, IterationRules
 from gaussian_splatting.engine.model import TrainableCloud
 from gaussian_splatting.engine.state_schema import ANY, N, StateRule
 from sugar_trainers.stage_config import CoarseConfig
@@ -25,6 +25,7 @@ class NeighborSearch(Component):
     """
 
     name = NEIGHBORS
+    obeys_may_step = True
     schema = (StateRule(NEIGHBORS, (N, ANY), is_rows=True),)
 
     def __init__(
@@ -35,11 +36,15 @@ class NeighborSearch(Component):
         self._is_needed = is_needed
         self.indices: Tensor | None = None  # those of the last search. (N, K) int32
 
-    def begin(self, iteration: int) -> None:
-        """Search, if neighbours are needed and old."""
+    def rules(self, iteration: int) -> IterationRules:
+        """Whether neighbours are needed and old, and so are searched."""
         interval = self._config.schedule.neighbor_interval
         is_due = self.indices is None or iteration % interval == 0
-        if is_due and self._is_needed(iteration):
+        return IterationRules(begins_with_model=is_due and self._is_needed(iteration))
+
+    def begin(self, iteration: int) -> None:
+        """Search, if that is due."""
+        if self.rules(iteration).begins_with_model:
             means = self._model.cloud.means.detach()
             batch = self._config.knn_batch_size
             result = nearest_neighbors(means, self._config.n_neighbors, query_batch=batch)

@@ -139,6 +139,13 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
+def upload_into(target: Tensor, tensor: Tensor) -> None:
+    """Send a host tensor to where a tensor of a device lies, likewise."""
+    if target.is_cuda:
+        tensor = tensor.pin_memory()
+    target.copy_(tensor, non_blocking=True)
+
+
 def pinned(tensor: Tensor, device: torch.device | None) -> Tensor:
     """Copy a host tensor to pinned memory if the device is a GPU and allows it; in any thread."""
     if device is None or device.type != "cuda":
@@ -150,6 +157,28 @@ def pinned(tensor: Tensor, device: torch.device | None) -> Tensor:
     except RuntimeError:
         # Systems limit pinned memory.
         return tensor
+
+
+class SentNumbers:
+    """Numbers on their way to the host, which waits for what was asked of a GPU before them alone.
+
+    Args:
+        numbers: On any device; they may change afterwards. (n,)
+    """
+
+    def __init__(self, numbers: Tensor) -> None:
+        on_gpu = numbers.is_cuda
+        self._arrived = torch.cuda.Event() if on_gpu else None
+        self._numbers = torch.empty(numbers.shape, pin_memory=on_gpu, device="cpu")
+        self._numbers.copy_(numbers, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def tolist(self) -> list[float]:
+        """Wait for the numbers, and return them."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._numbers.tolist()
 
 
 def held_bytes(tensor: Tensor) -> int:

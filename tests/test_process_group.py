@@ -142,6 +142,8 @@ class Pull:
     def commit(self, result):
         pass
 
+    note = commit
+
     def accumulate(self, view, resources):
         camera, view_index = view.camera, view.index
         number = int(camera.name[5:7])

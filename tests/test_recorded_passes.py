@@ -13,7 +13,6 @@ import torch
 
 from gaussian_splatting.core import color_gradients
 from gaussian_splatting.engine.recording import recorded_runner, recordings
-from gaussian_splatting.engine.stepping import RunContext, Stepper
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.optim.recorded_step import RecordedStep
 from gaussian_splatting.rasterization import projection
@@ -27,31 +26,26 @@ from sugar_trainers import sampling as candidates
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.sampling import CandidatePrediction
-from sugar_utils.console import Console
 from sugar_utils.errors import TrainingError
 from sugar_utils.flags import AUTO
 from tests.support import cpu_recorder
 from tests.support.cpu_recorder import CpuRecorder, CpuRecording
-from tests.support.launches import gpu_paths
 from tests.support.recorded_training import (
     CASE,
     FIRST,
     SAMPLING,
     STEPS,
+    Training,
     assert_same_bits,
     cameras,
     coarse_stage,
     multiview_stage,
     picture,
     refine_stage,
-    runner_with,
     sampling,
     state_of,
     trained,
     vanilla_stage,
-)
-from tests.support.step_scenes import (
-    MadeUpPhotographs,
 )
 
 
@@ -152,32 +146,14 @@ def test_a_recording_serves_views_of_different_cameras_and_photographs():
     assert_same_bits(stage, state_of(expected))
 
 
-class Training:
-    """Steps of the vanilla stage that are repeated by one recording."""
-
-    def __init__(self, recorder=None):
-        views = cameras()
-        self.stage = vanilla_stage(views, picture)
-        new_runner = runner_with(recorder)
-        context = RunContext(MadeUpPhotographs(picture), Console(), new_runner=new_runner)
-        self._stepper = Stepper(self.stage, views, context, first=FIRST + 10, seed=0)
-        self._iteration = FIRST + 10
-        for _ in range(8):
-            self.step()
-
-    def step(self):
-        with gpu_paths():
-            self._stepper.step(self._iteration, None)
-        self._iteration += 1
-
-
 def test_a_repeated_pass_with_bad_numbers_changes_nothing():
     training = Training(CpuRecorder())
     with torch.no_grad():
         training.stage.model.cloud.log_scales[3] = 40.0
     before = {name: values.clone() for name, values in state_of(training.stage).items()}
+    training.step()
     with pytest.raises(TrainingError, match="scales out of bounds"):
-        training.step()
+        training.settle()
     assert_same_bits(training.stage, before)
 
 
@@ -199,6 +175,7 @@ def test_a_repeated_pass_with_too_short_lists_is_made_again(monkeypatch):
             training.stage.model.cloud.log_scales.add_(1.0)
         excesses.clear()
         training.step()
+        training.settle()
         results.append(state_of(training.stage))
     assert [excess > 0 for excess in excesses] == [True, False]
     assert_same_bits(training.stage, results[0])

@@ -23,7 +23,7 @@ from gaussian_splatting.core.cloud import opacities_of, rotation_matrices
 from gaussian_splatting.core.random import generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
-from gaussian_splatting.engine.component import Component, IterationRules, ViewResult
+from gaussian_splatting.engine.component import Component, IterationRules, ViewResult, kept_if
 from gaussian_splatting.engine.guard import check_population
 from gaussian_splatting.engine.model import TrainableCloud, TrainableModel
 from gaussian_splatting.engine.state_schema import N, StateRule
@@ -126,12 +126,19 @@ class DensificationStatistics(ViewSums):
     def __init__(self, n: int, device: torch.device) -> None:
         super().__init__(n, 2, device)
 
-    def see(self, d_means2d: Tensor, visible: Tensor, camera: Camera) -> None:
+    def see(
+        self,
+        d_means2d: Tensor,
+        visible: Tensor,
+        camera: Camera,
+        may_step: Tensor | None = None,
+    ) -> None:
         """Add a view: gradients of centres, (N, 2) per pixel, and which it shows, (N,) bool"""
         half_size = constants((camera.width / 2, camera.height / 2), d_means2d.device)
         norm = torch.linalg.vector_norm(d_means2d * half_size, dim=-1)
         is_visible = visible.to(norm.dtype)
-        self.add(torch.stack([norm * is_visible, is_visible], dim=1))
+        columns = torch.stack([norm * is_visible, is_visible], dim=1)
+        self.add(kept_if(may_step, columns))
 
     def mean(self) -> Tensor:
         """Mean gradient norm, 0 for Gaussians no view saw. (N,)"""
@@ -174,6 +181,7 @@ class Densification(Component):
     """
 
     name = "densification"
+    obeys_may_step = True
     schema = (
         StateRule(GRADIENT_SUM, (N,), not_negative=True, needs=VIEWS),
         StateRule(VIEWS, (N,), not_negative=True, needs=GRADIENT_SUM),
@@ -222,7 +230,8 @@ class Densification(Component):
         """Count the view."""
         is_counted = self._schedule.collects(result.view.iteration)
         if is_counted and result.d_means2d is not None:
-            self._sums.see(result.d_means2d, result.visible, result.view.camera)
+            camera = result.view.camera
+            self._sums.see(result.d_means2d, result.visible, camera, result.may_step)
 
     def statistics(self) -> tuple[Tensor, ...]:
         """Sums of the views of this step."""

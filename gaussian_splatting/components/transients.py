@@ -115,10 +115,12 @@ class Transients(Component):
         is_transient = enlarged(self.masks[view.camera.name], size).to(photograph.device)
         return replace(view, photograph=without_uncovered(photograph, ~is_transient))
 
+    def looks_at(self, iteration: int) -> bool:
+        """Whether a search is due."""
+        return iteration in self._searches
+
     def after_iteration(self, context: IterationContext) -> None:
-        """Look for transient regions, where that is due; all processes find the same."""
-        if context.iteration not in self._searches:
-            return
+        """Look for transient regions; all processes find the same."""
         cameras = [camera for camera in context.cameras if not camera.shows_object]
         if len(cameras) < MIN_VIEWS:
             return

@@ -50,10 +50,12 @@ class ViewChecks(Component):
         """The views that were left out so far: name to reason."""
         return self._left_out
 
+    def looks_at(self, iteration: int) -> bool:
+        """Whether a check is due."""
+        return iteration in self._iterations
+
     def after_iteration(self, context: IterationContext) -> None:
-        """Find and leave out views, where a check is due."""
-        if context.iteration not in self._iterations:
-            return
+        """Find and leave out views."""
         cameras = [camera for camera in context.cameras if camera.name not in self._left_out]
         contradicting = contradicting_views(
             context.stage, cameras, context.load_photograph, context.white_background

@@ -7,10 +7,10 @@ in the order of the list and knows none of them by name. An iteration calls::
     rules(iteration), begin(iteration)
     for each view:
         before_view(view)             may be called again, where a view is repeated
-        after_view(result, model)     only when all numbers of the view are good
+        after_view(result, model)     only when all numbers are good, see ``needs_numbers``
     statistics()                      summed over the processes of a run
     the optimiser's step, after_step(iteration)
-    after_iteration(context)
+    after_iteration(context)          only where looks_at(iteration)
 
 an evaluation calls ``report`` and ``view_figures``, a checkpoint ``state`` or ``load_state``, and
 an export ``export``.
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import Gaussians
@@ -35,6 +36,7 @@ from gaussian_splatting.rasterization import RenderOutput
 from gaussian_splatting.rasterization.projection import PredictedCount
 from gaussian_splatting.scenes.scene import Scene
 from sugar_utils.console import Console
+from sugar_utils.device import SentNumbers, constants
 from sugar_utils.process_group import ProcessGroup
 
 
@@ -52,12 +54,23 @@ class ViewResult:
     predicted: Sequence[PredictedCount] = ()
     visible_rows: Tensor | None = None  # ``radii > 0`` where a stage knows it already, (N,) bool
     # The numbers to check, where the step is made with them; see ``guard.probes_of``. (n,)
-    probes: Tensor | None = None
+    probes: SentNumbers | None = None
+    # On the device: whether they, and those of all steps before, are good; None: the host has read
+    # them. (1,) bool
+    may_step: Tensor | None = None
 
     @functools.cached_property
     def visible(self) -> Tensor:
         """Gaussians that the view shows. (N,) bool"""
         return self.radii > 0 if self.visible_rows is None else self.visible_rows
+
+
+def kept_if(may_step: Tensor | None, values: Tensor, otherwise: Tensor | None = None) -> Tensor:
+    """Values that follow from a view, or others, zeros, where ``ViewResult.may_step`` is false."""
+    if may_step is None:
+        return values
+    others = constants((0.0,), values.device) if otherwise is None else otherwise
+    return torch.where(may_step, values, others)
 
 
 class Figure(NamedTuple):
@@ -82,6 +95,9 @@ class IterationRules:
     # Parameters that its step leaves as they are, whatever their gradients.
     frozen: Collection[str] = ()
     changes_population: bool = False  # whether Gaussians are added or removed when it begins
+    # Whether it begins with work on the model as the step before has left it; done again, the
+    # result is the same.
+    begins_with_model: bool = False
 
     @classmethod
     def all_of(cls, rules: Sequence[IterationRules]) -> IterationRules:
@@ -90,6 +106,7 @@ class IterationRules:
             view_scale=min((rule.view_scale for rule in rules), default=1.0),
             frozen=frozenset(name for rule in rules for name in rule.frozen),
             changes_population=any(rule.changes_population for rule in rules),
+            begins_with_model=any(rule.begins_with_model for rule in rules),
         )
 
 
@@ -105,6 +122,23 @@ class Component:
     changes_exposure: bool = False
     # Whether held-out views are also measured from the pose in which they fit best.
     fits_held_out_poses: bool = False
+    # Whether its hooks keep what :func:`kept_if` returns, and its rules say when it begins with the
+    # model: such hooks are called while the device works on the view.
+    obeys_may_step: bool = False
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Whether its hooks may be called only when the host knows that the numbers are good."""
+        kind = type(self)
+        return not self.obeys_may_step and (
+            kind.begin is not Component.begin
+            or kind.after_view is not Component.after_view
+            or kind.after_step is not Component.after_step
+        )
+
+    def looks_at(self, iteration: int) -> bool:
+        """Whether :meth:`after_iteration` has work to do after an iteration."""
+        return type(self).after_iteration is not Component.after_iteration
 
     def rules(self, iteration: int) -> IterationRules:
         """Return what an iteration may do; asked before it begins, also for the one after."""

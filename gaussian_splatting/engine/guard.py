@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import warp as wp
@@ -21,6 +22,7 @@ from gaussian_splatting.rasterization.projection import (
     PredictedCount,
     PredictionMissed,
 )
+from sugar_utils.device import SentNumbers
 from sugar_utils.errors import TrainingError
 from sugar_utils.warp_arrays import Bools, Floats
 from sugar_utils.warp_launch import launch
@@ -73,17 +75,16 @@ def probes_of(numbers: StepNumbers, *, with_parameters: bool = False) -> Tensor:
 
 
 @wp.kernel
-def judge(
+def judge_probes(
     first: int,
     probes: Floats,
     n_finite: int,
     largest_scale: int,
     scale_limit: float,
-    is_enabled: Bools,
     may_step: Bools,
 ):
     """Judge all probes, in one thread; numbers from ``n_finite`` on may not be positive."""
-    is_good = is_enabled[0]
+    is_good = may_step[0]
     for k in range(probes.shape[0]):
         if not wp.isfinite(probes[k]) or (k >= n_finite and probes[k] > 0.0):
             is_good = False
@@ -92,11 +93,11 @@ def judge(
     may_step[0] = is_good
 
 
-def may_step(numbers: StepNumbers, probes: Tensor, is_enabled: Tensor) -> Tensor:
-    """Judge the probes on the device as :func:`check_step` does on the host. (1,) bool
+def judge(numbers: StepNumbers, probes: Tensor, may_step: Tensor) -> None:
+    """Judge the probes on the device as :func:`check_step` does on the host.
 
     Args:
-        is_enabled: Read on the device; false: the step is not made in any case. (1,) bool
+        may_step: Becomes false where a number is bad, and stays so. (1,) bool
     """
     n_excesses = sum(guess.excess is not None for guess in numbers.predicted)
     n_finite = len(probes) - n_excesses
@@ -104,9 +105,31 @@ def may_step(numbers: StepNumbers, probes: Tensor, is_enabled: Tensor) -> Tensor
     if numbers.parameters["log_scales"].numel():
         largest_scale = n_finite - (2 if numbers.radii.numel() else 1)
     limit = _log_limit(numbers.extent)
-    verdict = torch.empty_like(is_enabled)
-    launch(judge, 1, [probes, n_finite, largest_scale, limit, is_enabled, verdict])
-    return verdict
+    launch(judge_probes, 1, [probes, n_finite, largest_scale, limit, may_step])
+
+
+class ReadProbes(NamedTuple):
+    """What the host reads from the probes of a view."""
+
+    are_good: bool  # all numbers
+    shows_any: bool  # Gaussian
+
+
+def read_probes(numbers: StepNumbers, probes: Tensor | SentNumbers) -> ReadProbes:
+    """Read the probes of a view; its gradients and losses may be those of a later one.
+
+    Raises:
+        PredictionMissed: A predicted number was too low; the view does not count.
+    """
+    values: list[float] = probes.tolist()
+    guesses = [guess for guess in numbers.predicted if guess.excess is not None]
+    were_enough = [guess.record(values.pop()) for guess in reversed(guesses)]
+    if not all(were_enough):
+        raise PredictionMissed
+    shows_any = bool(numbers.radii.numel()) and values.pop() > 0
+    largest_scale = values[-1] if numbers.parameters["log_scales"].numel() else -math.inf
+    is_finite = all(map(math.isfinite, values))
+    return ReadProbes(is_finite and largest_scale <= _log_limit(numbers.extent), shows_any)
 
 
 def check_step(
@@ -115,7 +138,7 @@ def check_step(
     camera_name: str,
     *,
     look_at_parameters: bool = True,
-    probes: Tensor | None = None,
+    probes: Tensor | SentNumbers | None = None,
 ) -> bool:
     """Make all checks of one view with one synchronisation.
 
@@ -133,26 +156,19 @@ def check_step(
         PredictionMissed: A predicted number was too low; the view does not count.
         TrainingError: A number is bad.
     """
-    log_scales = numbers.parameters["log_scales"]
     if probes is None:
         probes = probes_of(numbers, with_parameters=look_at_parameters)
         look_at_parameters = False
-    values: list[float] = probes.tolist()
-    guesses = [guess for guess in numbers.predicted if guess.excess is not None]
-    were_enough = [guess.record(values.pop()) for guess in reversed(guesses)]
-    if not all(were_enough):
-        raise PredictionMissed
-    shows_any = bool(numbers.radii.numel()) and values.pop() > 0
-    largest_scale = values[-1] if log_scales.numel() else 0.0
-    is_finite = all(map(math.isfinite, values))
-    if not is_finite or largest_scale > _log_limit(numbers.extent):
+    found = read_probes(numbers, probes)
+    if not found.are_good:
         check_parameters(numbers.parameters, iteration, camera_name)
         check_losses(numbers.losses, iteration, camera_name)
         check_gradients(numbers.gradients, iteration, camera_name)
+        log_scales = numbers.parameters["log_scales"]
         check_scales(log_scales, numbers.extent, iteration, camera_name)
     if look_at_parameters:
         check_parameters(numbers.parameters, iteration, camera_name)
-    return shows_any
+    return found.shows_any
 
 
 def check_parameters(named: Mapping[str, Tensor], iteration: int, camera_name: str) -> None:

@@ -19,7 +19,7 @@ from gaussian_splatting.engine.checkpoint import (
     packed_state,
     unpacked_state,
 )
-from gaussian_splatting.engine.component import IterationContext
+from gaussian_splatting.engine.component import Component, IterationContext
 from gaussian_splatting.engine.guard import TOTAL, check_parameters
 from gaussian_splatting.engine.observer import Observer
 from gaussian_splatting.engine.reporting.progress import Reporter
@@ -135,8 +135,10 @@ class Trainer:
             for iteration in range(start, last + 1):
                 reporter.enter_phase(self._stage.phase(iteration))
                 step = self._stepper.step(iteration, stop.requested)
-                self._log(iteration, step, reporter)
                 is_shown = bar.due or iteration == last
+                if is_shown or self._is_looked_at(iteration):
+                    self._stepper.settle()
+                self._log(iteration, step, reporter)
                 bar.update(iteration, fields=reporter.fields(step.terms) if is_shown else None)
                 self._after_step(iteration, reporter)
                 for observer in self._observers:
@@ -144,6 +146,7 @@ class Trainer:
                 # Several processes stop after an iteration that all of them know of.
                 signal_name = stop.requested if self._group.is_alone else step.stop
                 if signal_name and iteration < last:
+                    self._stepper.settle()
                     self._save(iteration, reporter)
                     self._record("interrupted", reporter.summary())
                     # The others leave when this one has saved: who started them may end all with
@@ -171,8 +174,23 @@ class Trainer:
         for camera in [*self._cameras, *self._scene.test_cameras]:
             self._images.get(camera)
 
+    def _is_logged(self, iteration: int) -> bool:
+        return iteration % self._config.log_interval == 0 or iteration == self._config.first
+
+    def _is_looked_at(self, iteration: int) -> bool:
+        """Whether anything but the next step depends on the model after an iteration."""
+        config = self._config
+        has_observer = bool(self._observers)
+        is_measured = iteration in (*config.test_iterations, *config.export_iterations)
+        is_kept = self._is_logged(iteration) or config.checkpoint_due(iteration)
+        return has_observer or is_measured or is_kept or bool(self._looking(iteration))
+
+    def _looking(self, iteration: int) -> list[Component]:
+        """Components that look at the model after an iteration."""
+        return [each for each in self._stage.components if each.looks_at(iteration)]
+
     def _log(self, iteration: int, step: StepSum, reporter: Reporter) -> None:
-        if iteration % self._config.log_interval != 0 and iteration != self._config.first:
+        if not self._is_logged(iteration):
             return
         self._losses.append(float(step.terms[TOTAL]))
         self._spill_watch.look()
@@ -195,7 +213,7 @@ class Trainer:
             console=self._console,
         )
         n_excluded = len(self._stage.excluded_views())
-        for component in self._stage.components:
+        for component in self._looking(iteration):
             component.after_iteration(context)
         excluded = self._stage.excluded_views()
         if len(excluded) != n_excluded:

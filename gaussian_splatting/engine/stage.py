@@ -134,10 +134,18 @@ class Stage(ABC, Generic[Model, Config]):
         """Degree of the spherical harmonics that an iteration trains."""
         return MAX_SH_DEGREE
 
+    @property
+    def needs_numbers(self) -> bool:
+        """Whether a component needs the numbers of a view before the next one begins."""
+        return any(component.needs_numbers for component in self.components)
+
     def commit(self, result: ViewResult) -> None:
         """Pass the result of a view with finite numbers to the components."""
         for component in self.components:
             component.after_view(result, self.model)
+
+    def note(self, result: ViewResult) -> None:  # noqa: B027
+        """Take note of a view whose numbers the host has read; they are good."""
 
     def step_statistics(self) -> list[Tensor]:
         """Sums over the views of this step besides gradients; processes add them up in place."""

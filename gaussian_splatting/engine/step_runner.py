@@ -19,6 +19,10 @@ class StepRunner(Protocol):
         """Do what :meth:`Stage.accumulate` does."""
         ...
 
+    def restart(self) -> None:
+        """Begin anew after a step with bad numbers, from which on nothing was changed."""
+        ...
+
     def release(self, *, ran_out: bool) -> bool:
         """Free memory that only saves time; whether there was any.
 
@@ -34,6 +38,9 @@ class PlainRunner:
     def run(self, stage: Stage, view: TrainingView, resources: StepResources) -> ViewResult:
         """Call :meth:`Stage.accumulate`."""
         return stage.accumulate(view, resources)
+
+    def restart(self) -> None:
+        """Do nothing: the host makes the steps."""
 
     def release(self, *, ran_out: bool) -> bool:
         """Return False: it holds none."""

@@ -8,6 +8,7 @@ the sums, and with it their rounding, depends on that.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from gaussian_splatting.engine.guard import (
     TOTAL,
     check_parameters,
     check_step,
+    read_probes,
 )
 from gaussian_splatting.engine.memory_plan import cheaper, describe
 from gaussian_splatting.engine.stage import Stage, StepResources, numbers_to_check
@@ -32,6 +34,7 @@ from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.engine.view_sampling import UploadedViews, ViewSampler
 from gaussian_splatting.rasterization.projection import IntersectionPrediction, PredictionMissed
 from sugar_utils.console import Console
+from sugar_utils.device import SentNumbers
 from sugar_utils.errors import Notify, TrainingError, UserError
 from sugar_utils.memory import out_of_memory, release_cached
 from sugar_utils.process_group import ALONE, ProcessGroup
@@ -53,12 +56,22 @@ class StepSum:
 
     terms: dict[str, Tensor]
     n_showing: int = 0  # views that show any Gaussian
+    unread: ViewResult | None = None  # of the one view, whose numbers the host has not read yet
     stop: str | None = None  # signal that asked a process to stop; None if none did
 
     def add(self, terms: dict[str, Tensor]) -> None:
         """Count another view; a term that a view lacks counts as zero."""
         for name, value in terms.items():
             self.terms[name] = self.terms[name] + value if name in self.terms else value
+
+
+@dataclass(frozen=True)
+class _UnreadStep:
+    """A step whose numbers the host has not read yet."""
+
+    result: ViewResult
+    probes: SentNumbers  # of the result
+    total: StepSum  # which the loop has
 
 
 class EmptyViews:
@@ -136,6 +149,8 @@ class Stepper:
             n_views_here=len(self._view_indices),
         )
         self._runner = context.new_runner(context.console.warn)
+        self._may_read_late = False
+        self._unread: _UnreadStep | None = None
 
     def camera(self, iteration: int, view_index: int = 0) -> Camera:
         """The view of this index in the step; another one in place of an excluded one."""
@@ -160,28 +175,67 @@ class Stepper:
         for parameter in self._stage.model.optimizer.parameters.values():
             self._group.broadcast_(parameter.detach())
 
-    def step(self, iteration: int, requested: str | None) -> StepSum:
+    def step(self, iteration: int, requested: str | None, *, may_read_late: bool = True) -> StepSum:
         """Learn from the views of one iteration.
 
         Args:
             requested: Name of the signal that asked this process to stop.
+            may_read_late: Whether the next step, or :meth:`settle`, may be the first to know
+                whether the numbers of this one are good.
 
         Raises:
             TrainingError: Numbers went bad.
         """
         stage = self._stage
+        self._may_read_late = may_read_late
         self._begin(iteration)
         total = self._train_on_views(iteration)
         total.stop = requested
         if not self._group.is_alone:
             self._add_up(iteration, total)
-        self._empty.count(total.n_showing, self._n_views, len(stage.model), iteration)
+        result = total.unread
+        if result is None or result.probes is None:
+            self._empty.count(total.n_showing, self._n_views, len(stage.model), iteration)
+        else:
+            self._unread = _UnreadStep(result, result.probes, total)
         if self._n_views > 1:
             for gradient in stage.model.optimizer.gradients().values():
                 gradient.div_(self._n_views)
             total.terms = {name: value / self._n_views for name, value in total.terms.items()}
         stage.apply(iteration)
         return total
+
+    def settle(self) -> bool:
+        """Read the numbers of the last step, if that was left to the next one.
+
+        Where they are bad, neither that step nor what followed has changed anything: it is made
+        again, now with its numbers read at once.
+
+        Returns:
+            False where it was made again.
+
+        Raises:
+            TrainingError: Numbers went bad.
+        """
+        unread = self._unread
+        self._unread = None
+        if unread is None:
+            return True
+        result = unread.result
+        iteration = result.view.iteration
+        with contextlib.suppress(PredictionMissed):
+            found = read_probes(numbers_to_check(self._stage, result), unread.probes)
+            if found.are_good:
+                self._note(result, found.shows_any)
+                n_gaussians = len(self._stage.model)
+                self._empty.count(found.shows_any, 1, n_gaussians, iteration)
+                return True
+        optimizer = self._stage.model.optimizer
+        optimizer.zero_grad()
+        optimizer.uncount_step()
+        self._runner.restart()
+        unread.total.terms = self.step(iteration, None, may_read_late=False).terms
+        return False
 
     def _place(self, iteration: int, view_index: int) -> int:
         """Number of a view in the order of all views of the run."""
@@ -200,28 +254,55 @@ class Stepper:
             else:
                 optimizer.add_gradients(earlier_gradients)
                 total.add(result.terms)
-            total.n_showing += shows_any
+            if shows_any is None:
+                total.unread = result
+            else:
+                total.n_showing += shows_any
             if view_index + 1 in self._view_indices:
                 earlier_gradients = optimizer.take_gradients().dense
         if total is None:
             raise ValueError("a process has no view of its own in a step")
         return total
 
-    def _train_on(self, iteration: int, view_index: int, is_first: bool) -> tuple[ViewResult, bool]:
-        """Train on one view; say whether it shows any Gaussian."""
+    def _train_on(
+        self, iteration: int, view_index: int, is_first: bool
+    ) -> tuple[ViewResult, bool | None]:
+        """Train on one view; say whether it shows any Gaussian, None where that is read later."""
         view = self._load(iteration, view_index)
         result = self._accumulate(view)
         self._send_next(iteration, view_index)
+        if not self.settle():
+            # The pass began with a model that lacked a step.
+            self._begin(iteration)
+            result = self._accumulate(view)
+        if self._is_read_late(result):
+            self._stage.commit(result)
+            return result, None
         shows_any = self._check(result, is_first)
         # More than once, because with too short tile lists other numbers are counted wrong.
         while shows_any is None:
             self._stage.model.optimizer.zero_grad()
+            self._runner.restart()
             result = self._accumulate(view)
             shows_any = self._check(result, is_first)
         self._stage.commit(result)
-        if not shows_any:
-            self._empty.name(view.camera.name, iteration)
+        self._note(result, shows_any)
         return result, shows_any
+
+    def _is_read_late(self, result: ViewResult) -> bool:
+        """Whether the numbers of a step are read when the next one is under way."""
+        return (
+            self._may_read_late
+            and result.may_step is not None
+            and result.view.iteration % PARAMETER_INTERVAL != 0
+            and not self._stage.needs_numbers
+        )
+
+    def _note(self, result: ViewResult, shows_any: bool) -> None:
+        """Take note of a view with good numbers."""
+        self._stage.note(result)
+        if not shows_any:
+            self._empty.name(result.view.camera.name, result.view.iteration)
 
     def _load(self, iteration: int, view_index: int) -> TrainingView:
         """A view and its photograph on the device; what the next view needs is prefetched."""
@@ -293,10 +374,15 @@ class Stepper:
             )
 
     def _begin(self, iteration: int) -> None:
-        changes_population = self._stage.rules(iteration).changes_population
-        # The model needs twice its memory for a while.
-        if changes_population and self._runner.release(ran_out=False):
-            release_cached(self._stage.model.device)
+        rules = self._stage.rules(iteration)
+        if rules.changes_population or rules.begins_with_model:
+            self.settle()
+        if rules.changes_population:
+            # What was changed cannot be changed once more.
+            self._may_read_late = False
+            # The model needs twice its memory for a while.
+            if self._runner.release(ran_out=False):
+                release_cached(self._stage.model.device)
         try:
             self._stage.begin(iteration)
         except UserError:

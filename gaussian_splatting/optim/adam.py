@@ -63,6 +63,7 @@ class GroupedAdam(AdamState):
         self.color_gradients: list[ColorGradient] = []
         self._may_always: Tensor | None = None  # true, on the device. (1,) bool
         self.is_made = False
+        self._last_stepped: list[str] = []
 
     def collecting(self, gaussians: Gaussians, *, as_factors: bool) -> Gaussians:
         """Let a pass over activated Gaussians leave its gradients here.
@@ -89,24 +90,36 @@ class GroupedAdam(AdamState):
         if not self.is_made:
             self.make_moments(names)
             self.update(names, self.next_inputs() if in_one_launch(self.device) else None)
-        for name in names:
-            self.groups[name].steps += 1
+        self._count(names, 1)
         for name in with_gradients:
             self.groups[name].moved = True
         self.zero_grad()
+
+    def uncount_step(self) -> None:
+        """Forget the last step, which changed nothing on the device."""
+        self._count(self._last_stepped, -1)
+
+    def _count(self, names: list[str], steps: int) -> None:
+        self._last_stepped = names
+        for name in names:
+            self.groups[name].steps += steps
 
     def stepping(self) -> list[str]:
         """Names of the parameters that the next step concerns."""
         return [n for n in self.leaves if self._has_gradient(n) or n in self._unused]
 
-    def next_inputs(self) -> StepInputs:
-        """Rates and counts of the next step on the device, a row for each parameter."""
+    def next_numbers(self) -> Tensor:
+        """Rates and counts of the next step, a row for each parameter; see ``step_numbers``."""
         steps = []
         for name, group in self.groups.items():
             steps.append((group.rate, group.steps + 1, self._rounding_seed(name)))
+        return step_numbers(steps)
+
+    def next_inputs(self) -> StepInputs:
+        """Send :meth:`next_numbers` to the device."""
         if self._may_always is None:
             self._may_always = torch.ones(1, dtype=torch.bool, device=self.device)
-        return StepInputs(upload(step_numbers(steps), self.device), self._may_always)
+        return StepInputs(upload(self.next_numbers(), self.device), self._may_always)
 
     def update(self, names: Sequence[str], inputs: StepInputs | None) -> None:
         """Change values and moments, and drop the gradients; see :meth:`next_inputs`."""

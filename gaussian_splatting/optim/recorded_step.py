@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gaussian_splatting.optim.adam import BASE, Gradients, GroupedAdam
 from gaussian_splatting.optim.adam_state import BANDS
+from sugar_utils.device import upload_into
 
 
 class RecordedStep:
@@ -46,7 +47,7 @@ class RecordedStep:
 
     def send_numbers(self) -> None:
         """Send rates and counts of the next step to where the recorded one reads them."""
-        self._inputs.numbers.copy_(self._adam.next_inputs().numbers)
+        upload_into(self._inputs.numbers, self._adam.next_numbers())
 
     def mark_made(self) -> None:
         """Note that a repetition has made the next step, which has to be counted only."""

@@ -129,6 +129,11 @@ class PredictedCount:
     excess: Tensor | None = None  # exact number less the capacity, on the device
     count: int | None = None  # the exact number, once the host has read it
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether the capacity is enough; the host waits for the number."""
+        return self.excess is None or float(self.excess) <= 0
+
     def record(self, excess: float) -> bool:
         """Record the exact number; whether the capacity was enough."""
         self.count = round(self.capacity + excess)

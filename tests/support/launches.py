@@ -63,7 +63,15 @@ from tests.support.step_scenes import (
 EXTENT = 5.0
 N, WIDTH, HEIGHT, SAMPLES = 400, 48, 36, 500
 
-ALLOCATIONS = ("empty", "empty_like", "new_empty", "empty_strided", "detach", "lift_fresh")
+ALLOCATIONS = (
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "detach",
+    "lift_fresh",
+)
 _SHAPES_BY_VALUE = (
     "nonzero",
     "masked_select",

@@ -161,6 +161,7 @@ def trained(
     with gpu_paths():
         for step in range(steps):
             if step == resumed_after:
+                stepper.settle()
                 saved = copy.deepcopy((stage.model.state(), stage.extra_state()))
                 stage, stepper = begin()
                 stage.model.restore(saved[0])
@@ -169,8 +170,34 @@ def trained(
             if totals is not None:
                 totals[:] = [total]
             if losses is not None:
+                stepper.settle()
                 losses.append(float(total.terms["loss"]))
+        stepper.settle()
     return stage, warnings
+
+
+class Training:
+    """Steps of the vanilla stage that are repeated by one recording; the first ones are made."""
+
+    def __init__(self, recorder=None):
+        views = cameras()
+        self.stage = vanilla_stage(views, picture)
+        new_runner = runner_with(recorder)
+        context = RunContext(MadeUpPhotographs(picture), Console(), new_runner=new_runner)
+        self._stepper = Stepper(self.stage, views, context, first=FIRST + 10, seed=0)
+        self.iteration = FIRST + 10
+        for _ in range(8):
+            self.step()
+        self.settle()
+
+    def step(self):
+        with gpu_paths():
+            self._stepper.step(self.iteration, None)
+        self.iteration += 1
+
+    def settle(self):
+        with gpu_paths():
+            self._stepper.settle()
 
 
 def state_of(stage):

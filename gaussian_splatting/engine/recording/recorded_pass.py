@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import ViewResult
-from gaussian_splatting.engine.guard import may_step, probes_of
+from gaussian_splatting.engine.guard import judge, probes_of
 from gaussian_splatting.engine.recording.cuda_graph import Recorder
 from gaussian_splatting.engine.stage import Stage, StepResources, numbers_to_check
 from gaussian_splatting.engine.training_views import TrainingView
@@ -20,6 +21,7 @@ from gaussian_splatting.optim.adam import Gradients
 from gaussian_splatting.optim.recorded_step import RecordedStep
 from gaussian_splatting.rasterization.projection import IntersectionPrediction, PredictedCount
 from gaussian_splatting.rasterization.projection_kernels import camera_record
+from sugar_utils.device import SentNumbers
 
 MAX_TERMS = 64  # of the loss of a view
 
@@ -40,7 +42,8 @@ class RecordedPass:
     """One recorded pass with the tensors that it reads and writes.
 
     Args:
-        with_step: Record the optimiser's step, too.
+        may_step: Record the optimiser's step, too, which changes nothing where this is false on the
+            device, as it becomes by bad numbers; None: the host makes the step. (1,) bool
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class RecordedPass:
         view: TrainingView,
         resources: StepResources,
         *,
-        with_step: bool,
+        may_step: Tensor | None,
     ) -> None:
         self._stage = stage
         self._optimizer = stage.model.optimizer
@@ -59,15 +62,16 @@ class RecordedPass:
         # Numbers of cameras that no other view shares, because these cameras are copies.
         device = stage.model.device
         self._records = {c: camera_record(c, device) for c in cameras_in(self._inputs)}
-        # False while launches are recorded: a recorder may carry them out.
-        self._is_enabled = torch.zeros(1, dtype=torch.bool, device=device)
-        self._step = RecordedStep(self._optimizer) if with_step else None
+        self._may_step = may_step
+        self._step = None if may_step is None else RecordedStep(self._optimizer)
+        self._probes: Tensor | None = None  # of a view whose step was recorded
         # Outside of the recording: the loop holds the values of the terms, and would hold memory
         # of the recording with them when it is dropped.
         self._values = torch.zeros(MAX_TERMS, device=device)
-        self._recording, self._result = recorder.record(lambda: self._recorded_work(resources))
+        # A recorder may carry out what it records.
+        with self._without_step():
+            self._recording, self._result = recorder.record(lambda: self._recorded_work(resources))
         self._gradients = self._optimizer.take_gradients()
-        self._is_enabled.fill_(True)
 
     def _recorded_work(self, resources: StepResources) -> ViewResult:
         result = self._stage.train_on(self._view, resources)
@@ -75,23 +79,37 @@ class RecordedPass:
         torch.stack([value.reshape(()) for value in result.terms.values()], out=values)
         terms = dict(zip(result.terms, values.unbind(), strict=True))
         result = replace(result, terms=terms)
-        if self._step is None:
+        if self._step is None or self._may_step is None:
             return result
         numbers = numbers_to_check(self._stage, result)
         probes = probes_of(numbers)
-        is_recorded = self._step.record(may_step(numbers, probes, self._is_enabled))
-        return replace(result, probes=probes) if is_recorded else result
+        judge(numbers, probes, self._may_step)
+        if self._step.record(self._may_step):
+            self._probes = probes
+        return result
+
+    @contextlib.contextmanager
+    def _without_step(self) -> Iterator[None]:
+        """Let nothing be changed on the device by what is done in the context."""
+        if self._may_step is None:
+            yield
+            return
+        before = self._may_step.clone()
+        self._may_step.fill_(False)
+        try:
+            yield
+        finally:
+            self._may_step.copy_(before)
 
     def gradients(self, view: TrainingView, predictor: IntersectionPrediction) -> Gradients:
         """Carry the pass out on a view without its step, and return the gradients."""
-        self._is_enabled.zero_()
-        self.repeat(view, predictor)
-        self._is_enabled.fill_(True)
+        with self._without_step():
+            self.repeat(view, predictor)
         return self._optimizer.take_gradients()
 
     def repeat(self, view: TrainingView, predictor: IntersectionPrediction) -> ViewResult:
         """Carry the pass out on another view."""
-        step = self._step if self._result.probes is not None else None
+        step = None if self._probes is None else self._step
         if step is not None:
             step.send_numbers()
         cameras = {}
@@ -106,6 +124,7 @@ class RecordedPass:
         self._optimizer.put_gradients(self._gradients)
         if step is not None:
             step.mark_made()
+        sent = None if self._probes is None else SentNumbers(self._probes)
         if view.exposure is not None and self._view.exposure is not None:
             view.exposure.grad = self._view.exposure.grad
         predicted = []
@@ -114,7 +133,8 @@ class RecordedPass:
             is_of_tiles = isinstance(guess.predictor, FixedCapacity)
             source = predictor if is_of_tiles else guess.predictor
             predicted.append(replace(guess, predictor=source, camera=camera, count=None))
-        return replace(self._result, view=view, predicted=predicted)
+        may_step = None if sent is None else self._may_step
+        return replace(self._result, view=view, predicted=predicted, probes=sent, may_step=may_step)
 
 
 def inputs_of(value: Any) -> Iterator[Tensor | Camera]:

@@ -7,8 +7,9 @@ out. So a pass is recorded once, and repeated with other views, whose camera and
 copied to where the recorded launches read them. Bits do not depend on it.
 
 The step belongs to the recording where it follows from one view alone. The GPU then judges the
-numbers of the view by itself, and leaves all values as they are where these are bad; the host reads
-them afterwards. Where components or other processes act before the step, the host makes it.
+numbers of the view by itself. From bad ones on it leaves all values as they are, until the host,
+which may be a step ahead, has read them. Where components or other processes act before the step,
+the host makes it.
 
 A recording holds as long as the parameters, the size of the images, the terms of the loss and the
 capacity for what a view may need do. The first one of each kind is compared with the same pass made
@@ -19,6 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from gaussian_splatting.core.device_checks import obstacle
 from gaussian_splatting.data.cameras import Camera
@@ -73,6 +77,8 @@ class RecordedRunner:
         self._recorder = recorder
         self._warn = warn
         self._is_on = True
+        # On the device: whether no step had bad numbers since :meth:`restart`. (1,) bool
+        self._may_step: Tensor | None = None
         self._recordings = Recordings()
         self._compared: set[Hashable] = set()  # kinds of which a recording gave the same bits
 
@@ -107,6 +113,11 @@ class RecordedRunner:
         if not self._recordings.is_due(key):
             return request.launched()
         return self._first_of(key, request, capacity)
+
+    def restart(self) -> None:
+        """Let steps change the model again."""
+        if self._may_step is not None:
+            self._may_step.fill_(True)
 
     def release(self, *, ran_out: bool) -> bool:
         """Drop all recordings; whether there were any."""
@@ -151,11 +162,13 @@ class RecordedRunner:
         """Record a pass; None where that fails, which is not tried again."""
         self._recordings.make_room(key)
         resources = replace(request.resources, intersections=FixedCapacity(capacity))
-        with_step = key.step is not None
         optimizer = request.stage.model.optimizer
+        if self._may_step is None:
+            self._may_step = torch.ones(1, dtype=torch.bool, device=optimizer.device)
+        may_step = None if key.step is None else self._may_step
         try:
             recorded = RecordedPass(
-                request.stage, self._recorder, request.view, resources, with_step=with_step
+                request.stage, self._recorder, request.view, resources, may_step=may_step
             )
         except RuntimeError as error:
             is_full = out_of_memory(error)
@@ -184,7 +197,9 @@ class RecordedRunner:
         recorded = self._record(key, request, capacity)
         if recorded is not None:
             repeated = recorded.gradients(copied(request.view), request.predictor)
-            if not are_equal(gradients, repeated):
+            # A pass whose lists are too short lacks something, and is made again.
+            is_complete = all(guess.is_enough for guess in result.predicted)
+            if is_complete and not are_equal(gradients, repeated):
                 self._switch_off("a repeated pass gave other gradients than its launches did")
         optimizer.put_gradients(gradients)
         return result
