@@ -181,7 +181,7 @@ class Densification(Component):
     """
 
     name = "densification"
-    obeys_may_step = True
+    obeys_may_step = True  # changes follow steps with frozen parameters, which the host makes
     schema = (
         StateRule(GRADIENT_SUM, (N,), not_negative=True, needs=VIEWS),
         StateRule(VIEWS, (N,), not_negative=True, needs=GRADIENT_SUM),
