@@ -36,11 +36,11 @@ def test_a_step_stays_within_its_limits(phase):
 
 RECORDED_LIMITS = {
     "vanilla": (48, 14),
-    "entropy": (85, 6),
-    "dn_consistency": (144, 8),
-    "density": (125, 8),
-    "sdf": (393, 8),
-    "multiview": (157, 35),
+    "entropy": (84, 6),
+    "dn_consistency": (140, 8),
+    "density": (121, 8),
+    "sdf": (388, 8),
+    "multiview": (156, 35),
 }
 """Nodes of the graph of a recorded step, and operations of torch beside it in one iteration."""
 

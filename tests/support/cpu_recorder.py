@@ -157,7 +157,9 @@ def _launches(recording: CpuRecording) -> Iterator[None]:
         bounds = prepared._bounds_of(count)
         forward = prepared._launch.hooks.forward
         name = launch_name(run_range, (prepared,))
-        recording.keep(name, lambda: forward(ctypes.byref(bounds), arguments.address))
+        # A GPU has no ranges: all items are one launch.
+        n_nodes = int(first == 0)
+        recording.keep(name, lambda: forward(ctypes.byref(bounds), arguments.address), n_nodes)
 
     def watched_launch_tiled(*args: Any, **kwargs: Any) -> None:
         launch_tiled(*args, **kwargs)
