@@ -102,6 +102,7 @@ def test_what_the_loop_holds_lies_in_no_pool(pools):
     totals = []
     stage, _ = trained(CudaRecorder(CPU), build=build, first=first + 10, steps=12, totals=totals)
     assert pools.n_replays >= 5
+    assert totals[-1].unread is None
     stage.model.optimizer.zero_grad()
     storages = {value.untyped_storage().data_ptr() for value in totals[-1].terms.values()}
     in_pools = {

@@ -193,7 +193,8 @@ class Stepper:
         total.stop = requested
         if not self._group.is_alone:
             self._add_up(iteration, total)
-        result = total.unread
+        # The loop must not hold it, because it lies in the memory of a recording.
+        result, total.unread = total.unread, None
         if result is None or result.probes is None:
             self._empty.count(total.n_showing, self._n_views, len(stage.model), iteration)
         else:
