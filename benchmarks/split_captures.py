@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captures whose models may split: ``python benchmarks/split_captures.py FOLDER``.
 
-Two rooms that four photographs through a door join; a walk around a house whose last photographs
-alone show its beginning again; and a dark figure on black, in masks, with four photographs from
-above. All poses are known. Each capture is made once, registered without poses, and what is printed
-is how many photographs the largest model has, and the errors of its poses.
+Two rooms that four photographs through a door join, without and with walls that look alike; a walk
+around a house whose last photographs alone show its beginning again; and a dark figure on black, in
+masks, with four photographs from above. All poses are known. Each capture is made once, registered
+without poses, and what is printed is how many photographs the largest model has, and the errors of
+its poses.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 
 from benchmarks.rasterizer import print_machine, print_table
-from benchmarks.town_scene import painted
+from benchmarks.town_scene import N_PATCHES, painted
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import read_reconstruction
 from gaussian_splatting.data.color_spaces import srgb_of_light
@@ -39,7 +40,7 @@ from sugar_capture.convert_options import ConvertOptions, PoseTimeLimit
 from sugar_pipeline.demo.demo_paint import make_noise
 from sugar_pipeline.demo.demo_texture import picture
 from sugar_pipeline.pipeline.plan import MOST_POSE_SHARE, POSE_SHARE
-from sugar_scene.mesh_files.textured_mesh_io import render_colored
+from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_colored
 from sugar_scene.triangle_mesh import TriangleMesh, read_mesh_ply, vertex_normals
 from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
@@ -49,6 +50,7 @@ from tests.support.random_scenes import look_at
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CELL = 0.5  # side of the quadrangles that a wall is painted in, world units
+PART = 0.96  # used share of the side of a part of the texture
 FOCAL = 0.8  # in image widths
 SEED = 5
 PAINT = 0.22  # contrast of the figure's paint
@@ -174,11 +176,26 @@ def cameras_of_walk() -> list[Camera]:
     return cameras
 
 
-def write_painted(quads: np.ndarray) -> Callable[[Path, list[Camera]], None]:
+def differently_painted(quads: np.ndarray) -> TexturedMesh:
+    """Give every quadrangle a part of the texture that no other one has."""
+    mesh = painted(quads)
+    n_sides = 3 * N_PATCHES  # parts of the texture along each of its sides
+    places = np.random.default_rng(SEED).permutation(n_sides**2)[: len(quads)]
+    uvs = mesh.uvs.reshape(len(quads), 6, 2)
+    low = uvs.min(dim=1, keepdim=True).values
+    span = (uvs - low).amax(dim=(1, 2), keepdim=True)
+    scale = (PART / n_sides / span).clamp_max(1.0)
+    corner = torch.from_numpy(np.stack(np.divmod(places, n_sides), axis=1) / n_sides).float()
+    return replace(mesh, uvs=(corner[:, None] + scale * (uvs - low)).reshape(-1, 3, 2))
+
+
+def write_painted(
+    quads: np.ndarray, paint: Callable[[np.ndarray], TexturedMesh]
+) -> Callable[[Path, list[Camera]], None]:
     """Return what writes photographs of painted quadrangles."""
 
     def write(folder: Path, cameras: list[Camera]) -> None:
-        mesh = painted(quads)
+        mesh = paint(quads)
         for camera in cameras:
             Image.fromarray(picture(mesh, camera)).save(folder / "input" / camera.name, quality=95)
 
@@ -241,8 +258,9 @@ def write_figure(folder: Path, cameras: list[Camera]) -> None:
 
 
 CAPTURES = {
-    "rooms": Capture(cameras_of_rooms(), write_painted(two_rooms())),
-    "walk": Capture(cameras_of_walk(), write_painted(house())),
+    "rooms": Capture(cameras_of_rooms(), write_painted(two_rooms(), differently_painted)),
+    "alike_rooms": Capture(cameras_of_rooms(), write_painted(two_rooms(), painted)),
+    "walk": Capture(cameras_of_walk(), write_painted(house(), painted)),
     "figure": Capture(cameras_of_figure(), write_figure),
 }
 
