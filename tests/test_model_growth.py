@@ -16,7 +16,11 @@ from sugar_capture.features.matching import verified_matches
 from sugar_capture.pairs import first_pairs
 from sugar_capture.pairs.first_pairs import pairs_with_parallax, ranked_pairs, reachable_images
 from sugar_capture.pairs.model_joining import aligned_to
-from sugar_capture.registration import mapping
+from sugar_capture.registration import final_adjustment, mapping
+from sugar_capture.registration.final_adjustment import (
+    MIN_IMAGES_FOR_PRINCIPAL_POINT,
+    with_principal_points,
+)
 from sugar_capture.registration.mapping import MappingOptions, Models
 from sugar_capture.registration.model_growth import ModelGrowth
 
@@ -267,15 +271,63 @@ def test_images_of_one_camera_keep_one_lens(database, tmp_path):
     assert mapping._with_separate_lenses(growth, part_of(growth, range(N))) is None
 
 
-def test_an_adjustment_that_gets_lost_is_not_taken(database, tmp_path, monkeypatch):
-    model = part_of(growth_of(database, tmp_path), range(N))
+def ring_model(height: float, true_aspect: float, found_aspect: float) -> pycolmap.Reconstruction:
+    """Return a model of images around points, half a pixel off at most.
 
-    def gets_lost(model: pycolmap.Reconstruction) -> None:
+    Args:
+        height: Of every second camera above the points.
+        true_aspect: Vertical focal length of the images, in times of the horizontal one.
+        found_aspect: That of the model, whose points are flatter by what it is too long.
+    """
+    rng = np.random.default_rng(0)
+    points = rng.uniform(-1, 1, (N_POINTS, 3))
+    model = pycolmap.Reconstruction()
+    lens = pycolmap.Camera.create_from_model_name(1, "OPENCV", FOCAL, SIZE, SIZE)
+    lens.params = [FOCAL, found_aspect * FOCAL, SIZE / 2, SIZE / 2, 0.0, 0.0, 0.0, 0.0]
+    model.add_camera_with_trivial_rig(lens)
+    n_images = MIN_IMAGES_FOR_PRINCIPAL_POINT
+    for number, angle in enumerate(np.arange(n_images) * 2 * np.pi / n_images, start=1):
+        center = np.array([5 * np.sin(angle), height * (number % 2), -5 * np.cos(angle)])
+        pose = looking_at(center, np.zeros(3))
+        seen = points @ pose.rotation.matrix().T + pose.translation
+        pixels = FOCAL * seen[:, :2] / seen[:, 2:] * [1.0, true_aspect] + SIZE / 2
+        pixels += rng.uniform(-0.5, 0.5, pixels.shape)
+        image = pycolmap.Image(name=database_name(number - 1), camera_id=1, image_id=number)
+        for pixel in pixels:
+            image.points2D.append(pycolmap.Point2D(pixel))
+        model.add_image_with_trivial_frame(image, pose)
+    flattened = points * [1.0, true_aspect / found_aspect, 1.0]
+    for row, point in enumerate(flattened):
+        elements = [pycolmap.TrackElement(number, row) for number in model.reg_image_ids()]
+        model.add_point3D(point, pycolmap.Track(elements), np.zeros(3, np.uint8))
+    model.update_point_3d_errors()
+    return model
+
+
+def test_an_adjustment_that_gets_lost_is_not_taken(monkeypatch):
+    model = ring_model(0.0, 1.0, 1.0)
+
+    def gets_lost(model: pycolmap.Reconstruction, **settings: bool) -> None:
         for number in model.point3D_ids():
             model.points3D[number].error = float("nan")
 
-    monkeypatch.setattr(mapping, "refine_principal_points", gets_lost)
-    assert mapping._with_principal_points(model) is model
+    monkeypatch.setattr(final_adjustment, "refine_lenses", gets_lost)
+    assert with_principal_points(model) is model
+
+
+def test_level_images_get_square_pixels_and_their_principal_point():
+    # In level images, taller pixels and a taller scene are the same.
+    refined = with_principal_points(ring_model(0.0, 1.0, 1.05))
+    fx, fy, cx, cy, *_ = refined.cameras[1].params
+    assert fx == fy == pytest.approx(FOCAL, rel=0.02)
+    assert [cx, cy] == pytest.approx([SIZE / 2, SIZE / 2], abs=3)
+    heights = np.ptp([point.xyz for point in refined.points3D.values()], axis=0)
+    assert heights[1] / heights[0] == pytest.approx(1.0, rel=0.02)
+
+
+def test_pixels_that_are_oblong_stay_so():
+    fx, fy, *_ = with_principal_points(ring_model(3.0, 1.2, 1.2)).cameras[1].params
+    assert fy / fx == pytest.approx(1.2, rel=0.005)
 
 
 def test_a_model_that_is_added_to_loses_no_image(database, tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from sugar_capture.pairs.chosen_pairs import Pair
 from sugar_capture.pairs.first_pairs import strong_pairs
 from sugar_capture.pairs.model_joining import aligned_to
 from sugar_capture.pairs.pair_checks import unproven_images
+from sugar_capture.registration.final_adjustment import MOST_WORSE, solve, with_principal_points
 from sugar_capture.registration.model_growth import SMALLEST_MODEL, ModelGrowth, size_of
 from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 Poses = Sequence[tuple[np.ndarray, np.ndarray]]  # world to camera, (3, 3), and centre, (3,)
 MAX_INCREMENTAL = 500  # most images to add one by one: time grows with the square
 _LEAST_POINTS = 30  # of an image, or of all images of a rig at a time, that support its pose
-MIN_IMAGES_FOR_PRINCIPAL_POINT = 20  # of one camera, from which its principal point is refined
 _CLEARLY_BETTER = 0.9  # reprojection error with a lens for each image, in times of that with one
-_MOST_WORSE = 1.5  # reprojection error of a model that was added to, in times of that before
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def map_photographs(
         models.sort(key=size_of, reverse=True)
         is_known = poses is not None or options.keeps_lenses or options.keeps_focal
         if models and not is_known and not _keeps_poses(start):
-            models[0] = _with_principal_points(models[0])
+            models[0] = with_principal_points(models[0])
         shutil.rmtree(scratch)
         for number, model in enumerate(models):
             for image in model.images.values():
@@ -152,40 +151,6 @@ def _models(models: Sequence[Any]) -> Models:
         names = [model.images[number].name for number in model.reg_image_ids()]
         registered.append(sorted(names))
     return Models(models[0] if models else None, registered)
-
-
-def _with_principal_points(model: pycolmap.Reconstruction) -> pycolmap.Reconstruction:
-    """Return a model with refined principal points; as it was where the adjustment gets lost.
-
-    It does where a lens was assumed for images of several ones, so that distortion makes up for it.
-    """
-    refined = copy.deepcopy(model)
-    refine_principal_points(refined)
-    most = _MOST_WORSE * model.compute_mean_reprojection_error()
-    is_sound = refined.compute_mean_reprojection_error() <= most
-    return refined if is_sound else model
-
-
-def refine_principal_points(model: pycolmap.Reconstruction) -> None:
-    """Adjust a finished model once more, with free principal points where they can be determined.
-
-    While a model grows, a principal point cannot be told from a rotation of the camera, so the
-    mappers assume it. Many images from all around determine it; cameras that took few keep theirs.
-    """
-    pycolmap = load_pycolmap()
-    images = [model.images[number] for number in model.reg_image_ids()]
-    counts = Counter(image.camera_id for image in images)
-    if max(counts.values()) < MIN_IMAGES_FOR_PRINCIPAL_POINT:
-        return
-    config = pycolmap.BundleAdjustmentConfig()
-    for image in images:
-        config.add_image(image.image_id)
-    for camera_id, count in counts.items():
-        if count < MIN_IMAGES_FOR_PRINCIPAL_POINT:
-            config.set_constant_cam_intrinsics(camera_id)
-    options = pycolmap.BundleAdjustmentOptions()
-    options.refine_principal_point = True
-    _solve(model, config, options)
 
 
 def _triangulate(
@@ -409,7 +374,7 @@ def _proven(
         if names[number - 1] in unproven:
             candidate.deregister_frame(candidate.images[number].frame_id)
     error = model.compute_mean_reprojection_error()
-    is_as_exact = candidate.compute_mean_reprojection_error() <= _MOST_WORSE * error
+    is_as_exact = candidate.compute_mean_reprojection_error() <= MOST_WORSE * error
     is_larger = candidate.num_reg_images() > model.num_reg_images()
     return candidate if is_larger and is_as_exact else model
 
@@ -423,21 +388,7 @@ def _adjust(model: pycolmap.Reconstruction) -> None:
     options = pycolmap.BundleAdjustmentOptions()
     options.refine_extra_params = False
     options.ceres.loss_function_type = pycolmap.LossFunctionType.SOFT_L1
-    _solve(model, config, options)
-
-
-def _solve(
-    model: pycolmap.Reconstruction,
-    config: pycolmap.BundleAdjustmentConfig,
-    options: pycolmap.BundleAdjustmentOptions,
-) -> None:
-    """Adjust a model on one core."""
-    pycolmap = load_pycolmap()
-    config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
-    options.ceres.use_gpu = False
-    options.ceres.solver_options.num_threads = 1
-    pycolmap.create_default_bundle_adjuster(options, config, model).solve()
-    model.update_point_3d_errors()
+    solve(model, config, options)
 
 
 def _with_database_names(model: pycolmap.Reconstruction) -> pycolmap.Reconstruction:
