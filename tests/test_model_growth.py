@@ -143,8 +143,9 @@ def part_of(growth: ModelGrowth, indices) -> pycolmap.Reconstruction:
     return growth.models_of([index + 1 for index in indices])[0]
 
 
-def position_error(model: pycolmap.Reconstruction) -> float:
+def position_error(model: pycolmap.Reconstruction | None) -> float:
     """Largest distance of a camera from where it was, after a similarity."""
+    assert model is not None
     numbers = sorted(model.reg_image_ids())
     poses = true_poses()
     known = np.array([poses[k - 1].inverse().translation for k in numbers])

@@ -20,6 +20,7 @@ from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.observed_region import observed_region
 from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
 from sugar_extractors.mesh.refinement.compared_views import ComparedViews
+from sugar_extractors.mesh.refinement.noise import without_noise
 from sugar_extractors.mesh.refinement.photometric_refinement import REDUCTIONS, refined_mesh
 from sugar_extractors.mesh.tetrahedra import TetrahedraFusion
 from sugar_extractors.mesh.tsdf import FusedRegion, Fusion
@@ -94,7 +95,7 @@ def cut(extraction: Extraction, before: Surfaces) -> Surfaces:
 
 
 def refine(extraction: Extraction, before: Surfaces) -> Surfaces:
-    """Move the vertices of fused depth until the photographs agree."""
+    """Move the vertices of fused depth until the photographs agree, and smooth what they leave."""
     photograph = extraction.photograph
     views = extraction.views
     if photograph is None or not views.cameras:
@@ -112,7 +113,8 @@ def refine(extraction: Extraction, before: Surfaces) -> Surfaces:
 
         # All regions in one: each hides parts of the others.
         merged = triangle_mesh.merge_meshes(before.meshes)
-        vertices = refined_mesh(merged, compared, on_step).vertices
+        refined = refined_mesh(merged, compared, on_step)
+        vertices = without_noise(*refined).vertices
     parts = []
     first = 0
     for mesh in before.meshes:
