@@ -102,6 +102,7 @@ def test_it_learns_reports_and_saves(scene, tmp_path, biases, capsys):
     assert len(curves.Scalars(f"Loss/{BIAS}")) > 0
 
 
+@pytest.mark.slow
 def test_it_resumes_with_the_same_bits(scene, tmp_path, biases):
     kind = vanilla(scene, 16, 4)
     assert kind.run(tmp_path / "whole") == 0

@@ -113,6 +113,7 @@ def test_a_value_of_none_leaves_the_term_out(monkeypatch):
     assert one_step()[0] == terms
 
 
+@pytest.mark.slow
 def test_an_entry_is_in_the_log_and_in_the_curves(scene, checkpoint, tmp_path, monkeypatch):
     add(monkeypatch, ENTRIES["model"](active=lambda iteration: iteration > START + 2))
     assert train_coarse(scene, checkpoint, tmp_path) == 0
@@ -124,6 +125,7 @@ def test_an_entry_is_in_the_log_and_in_the_curves(scene, checkpoint, tmp_path, m
     assert all(f"{curve[int(iteration)]:.4f}" == value for iteration, value in shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["model", "samples", "image"])
 def test_an_entry_that_is_no_number_is_named(
     place, scene, checkpoint, tmp_path, monkeypatch, capsys

@@ -119,6 +119,7 @@ def test_a_new_stage_trains_writes_and_is_not_repeated(scene, tmp_path, capsys):
     assert "finished already" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_new_stage_resumes_with_the_same_bits(scene, tmp_path):
     whole = run_stage(ColorOptions(scene, tmp_path / "whole"))
     path = run_stage(ColorOptions(scene, tmp_path / "parts"))

@@ -106,6 +106,7 @@ def test_a_pixel_is_measured_in_the_nearest_view():
     assert pixel_size(points, [far, near]) == pytest.approx(2.0 / 50.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sphere_comes_back_with_what_was_chosen(tmp_path):
     made = write_mesh_scene(tmp_path, sphere_cloud(), cameras_around())
     options = MeshOptions(

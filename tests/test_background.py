@@ -208,6 +208,7 @@ def test_a_run_keeps_trains_and_exports_the_background(inputs, tmp_path, capsys)
     assert 0 < float(moved.max()) < 0.1
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_bits(inputs, tmp_path):
     flags = ("--keep_background", True, "--checkpoint_interval", 2)
     expected = refine(inputs, tmp_path / "a", *flags)
@@ -221,6 +222,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(inputs, tmp_path):
             assert torch.equal(tensor, other["state_dict"][name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "kept"),
     [

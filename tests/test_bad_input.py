@@ -221,6 +221,7 @@ def ids(mistakes: list[Mistake]) -> list[str]:
     return [mistake.name for mistake in mistakes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", [*SHARED, *VANILLA], ids=ids([*SHARED, *VANILLA]))
 def test_vanilla_trainer_says_what_is_wrong(mistake, files, capsys):
     scene, checkpoint = files
@@ -230,6 +231,7 @@ def test_vanilla_trainer_says_what_is_wrong(mistake, files, capsys):
     assert_nothing_written(scene.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", [*SHARED, *COARSE], ids=ids([*SHARED, *COARSE]))
 def test_sugar_says_what_is_wrong(mistake, files, capsys):
     scene, checkpoint = files

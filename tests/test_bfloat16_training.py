@@ -97,6 +97,7 @@ def test_coarse_run_resumes_with_the_same_bits_and_files_are_float32(scene, chec
     assert settings["use_bfloat16"] is True
 
 
+@pytest.mark.slow
 def test_formats_are_part_of_the_identity_and_can_be_changed_on_purpose(scene, tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
     assert run_cli(vanilla_train.main, *vanilla_flags(scene, first)) == 0

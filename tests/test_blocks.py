@@ -212,6 +212,7 @@ def test_two_regions_end_in_the_same_vertices(sphere_of_two_blocks):
     assert np.abs(radii - RADIUS).mean() < 0.2 * grid.voxel
 
 
+@pytest.mark.slow
 def test_a_region_with_too_many_voxels_is_halved_without_a_trace(sphere_of_two_blocks):
     _, grid, fusion, _, whole = sphere_of_two_blocks
     small = replace(fusion, config=TsdfConfig(max_voxels=40_000))

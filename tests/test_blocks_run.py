@@ -203,6 +203,7 @@ def test_a_task_that_fails_says_where_its_reason_stands(output, tmp_path):
         run_task(BlockTask("mesh", str(folder), 0))
 
 
+@pytest.mark.slow
 def test_more_blocks_than_photographs(capture, tmp_path, capsys):
     words = ("-s", capture, "--output_dir", tmp_path / "out", *SHORT, "--blocks", 9)
     error = refused(capsys, *words)
@@ -241,6 +242,7 @@ def add_maps(capture: Path, root: Path, folder: str, color: int | tuple[int, int
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "color", "flags", "problem"),
     [

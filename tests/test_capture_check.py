@@ -68,6 +68,7 @@ def blurred(number: int, pixels: np.ndarray) -> np.ndarray:
     return np.asarray(picture.filter(ImageFilter.GaussianBlur(3)))
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_a_good_capture(good):
     assert told(read(good)) == {}
 
@@ -78,6 +79,7 @@ def test_nothing_is_said_of_the_real_scenes(scenes_dir, name):
     assert told(read(scenes_dir / name)) == {}
 
 
+@pytest.mark.slow
 def test_blurred_photographs_are_named(good, tmp_path, capsys):
     root = changed(good, tmp_path / "scene", blurred)
     found = told(read(root))
@@ -89,18 +91,21 @@ def test_blurred_photographs_are_named(good, tmp_path, capsys):
     assert "-> replace them: hold the camera still" in shown
 
 
+@pytest.mark.slow
 def test_exposures_that_differ_are_measured(good, tmp_path):
     gains = 0.6, 1.0, 1.4
     root = changed(good, tmp_path / "scene", lambda number, pixels: gains[number % 3] * pixels)
     assert told(read(root)).keys() == {"exposure"}
 
 
+@pytest.mark.slow
 def test_a_surface_without_texture_is_told(good, tmp_path):
     noise = np.random.default_rng(0)
     root = changed(good, tmp_path / "scene", lambda _, p: noise.normal(120, 1.5, p.shape))
     assert "little texture" in told(read(root))
 
 
+@pytest.mark.slow
 def test_tracks_that_slide_over_the_surface_are_told(good, tmp_path):
     root = tmp_path / "scene"
     shutil.copytree(good, root)

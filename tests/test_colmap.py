@@ -146,6 +146,7 @@ def test_undistortion_puts_a_scene_point_where_the_pinhole_expects_it(tmp_path):
     np.testing.assert_allclose(seen, expected, atol=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1013, 757), (127, 95), (101, 76)])
 @pytest.mark.parametrize("model", ["SIMPLE_RADIAL", "OPENCV"])
 def test_a_reduced_photograph_is_undistorted_where_its_camera_expects_it(tmp_path, model, size):
@@ -307,6 +308,7 @@ def test_a_planted_link_does_not_lead_undistorted_photographs_elsewhere(tmp_path
     assert not any((tmp_path / "target").iterdir())
 
 
+@pytest.mark.slow
 def test_fox_keeps_its_principal_point_and_its_colours(scenes_dir):
     root = scenes_dir / "fox"
     model = read(root, notify=pytest.fail)

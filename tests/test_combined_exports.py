@@ -65,6 +65,7 @@ def check_places(path: Path, inputs: Inputs, matrix: np.ndarray) -> None:
     assert errors.harmonics < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place[0])
 @pytest.mark.parametrize("to", FORMATS)
 def test_the_mesh_and_its_gaussians_lie_in_one_world(to, place, inputs, tmp_path):

@@ -72,6 +72,7 @@ def one_gaussian() -> GaussianCloud:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "position", "scale", "rotation", "color", "opacity", "harmonics"),
     [
@@ -470,6 +471,7 @@ def test_sog_has_the_images_of_its_description(tmp_path):
     assert meta["shN"]["bands"] == 3
 
 
+@pytest.mark.slow
 def test_sog_without_view_dependent_colour_and_with_a_palette(tmp_path):
     cloud = random_cloud(100)
     cloud.sh_rest[:] = 0

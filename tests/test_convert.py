@@ -78,6 +78,7 @@ def known_cameras(names: list[str]) -> dict[str, Camera]:
     }
 
 
+@pytest.mark.slow
 def test_cameras_are_found_where_the_photographs_were_taken(converted):
     scene = load_scene(
         converted, size_rule=_AsTheyAre(), eval_split=False, notify=lambda line: None
@@ -225,6 +226,7 @@ def test_a_killed_process_goes_on(room, converted):
     assert model_bytes(room) == model_bytes(converted)
 
 
+@pytest.mark.slow
 def test_masks_hide_features_and_are_made_flat(room):
     (room / "masks").mkdir()
     for path in (room / "input").iterdir():
@@ -257,6 +259,7 @@ def hide_all_but_a_corner(room: Path) -> None:
         Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
 
 
+@pytest.mark.slow
 def test_whole_photographs_are_taken_where_masks_leave_too_little(room, converted, monkeypatch):
     hide_all_but_a_corner(room)
     real, left = mapping.map_photographs, [1]
@@ -292,6 +295,7 @@ def hide_most_of_one(room: Path) -> None:
         Image.fromarray(mask).save(room / "masks" / f"{path.name}.png")
 
 
+@pytest.mark.slow
 def test_one_that_is_left_out_inside_masks_is_added_in_whole(room, tmp_path, monkeypatch):
     hide_most_of_one(room)
     killed = tmp_path / "killed"
@@ -325,6 +329,7 @@ def test_one_that_is_left_out_inside_masks_is_added_in_whole(room, tmp_path, mon
     assert model_bytes(killed) == model_bytes(room)
 
 
+@pytest.mark.slow
 def test_added_photographs_whose_matches_contradict_are_not_taken(room, converted, monkeypatch):
     hide_most_of_one(room)
     contradicting = {"IMG 3.png": (5, 5)}
@@ -335,6 +340,7 @@ def test_added_photographs_whose_matches_contradict_are_not_taken(room, converte
     assert model_bytes(room) == model_bytes(converted)
 
 
+@pytest.mark.slow
 def test_no_photograph_is_lost_by_a_choice_of_pairs(room, monkeypatch):
     def leaves_out_the_last(path: Path, n: int, matcher: str) -> list[tuple[int, int]]:
         return list(itertools.combinations(range(n - 1), 2))
@@ -347,6 +353,7 @@ def test_no_photograph_is_lost_by_a_choice_of_pairs(room, monkeypatch):
     assert "comparing photographs that are left out" in steps
 
 
+@pytest.mark.slow
 def test_where_most_are_left_out_all_pairs_are_compared(room, converted, monkeypatch):
     def first_two(path: Path, n: int, matcher: str) -> list[tuple[int, int]]:
         return [(0, 1)]
@@ -358,6 +365,7 @@ def test_where_most_are_left_out_all_pairs_are_compared(room, converted, monkeyp
     assert model_bytes(room) == model_bytes(converted)
 
 
+@pytest.mark.slow
 def test_masks_that_place_as_many_stay_in_use(room):
     (room / "masks").mkdir()
     *_, last = sorted((room / "input").iterdir())
@@ -456,6 +464,7 @@ def placing_at_once_leaves_one_out(monkeypatch):
     monkeypatch.setattr(mapping, "MAX_INCREMENTAL", N - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("placing_at_once_leaves_one_out")
 def test_what_placing_at_once_leaves_out_is_placed_one_by_one(room, converted):
     console = Heard()
@@ -495,6 +504,7 @@ def test_two_unrelated_sets_are_told_apart(room):
     assert not (room / "sparse").exists()
 
 
+@pytest.mark.slow
 def test_a_blurred_photograph_is_named_with_the_reason(room):
     path = room / "input" / "IMG 3.png"
     with Image.open(path) as picture:
@@ -506,6 +516,7 @@ def test_a_blurred_photograph_is_named_with_the_reason(room):
     assert "add photographs between IMG 2.png and IMG 4.png" in result.outcome["advice"][0]
 
 
+@pytest.mark.slow
 def test_blurred_photographs_alone_are_refused_with_advice(room):
     for path in (room / "input").iterdir():
         with Image.open(path) as picture:

@@ -43,6 +43,7 @@ def converted(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_cameras_are_needed_again_once_photographs_or_masks_change(converted, tmp_path):
     root = tmp_path / "scene"
     shutil.copytree(converted, root)

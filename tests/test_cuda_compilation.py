@@ -82,6 +82,7 @@ def test_kernels_of_the_cpu_are_the_only_ones_left_out():
     assert "gaussian_splatting.rasterization.tile_coverage" in device_modules()
 
 
+@pytest.mark.slow
 def test_the_way_back_through_blending_compiles_for_the_oldest_generation(tmp_path):
     assert compile_for(block_kernels(6).backward.module, 75, tmp_path) > 10_000
 

@@ -84,6 +84,7 @@ def test_recordings_share_a_pool_while_one_is_there(pools):
     assert max(pools.use_counts) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vanilla", "multiview"])
 def test_recording_goes_on_after_a_round_of_densification(name, pools):
     build, first = STAGES[name]
@@ -172,6 +173,7 @@ def test_reasons_name_the_chain_and_our_line():
     assert "much more" not in reason
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_recordings_after_one_was_ended(pools, monkeypatch):
     build, first = STAGES["vanilla"]
     expected, _ = trained(None, build=build, first=first)
@@ -206,6 +208,7 @@ class Full:
         return self._recorder.record(work)
 
 
+@pytest.mark.slow
 def test_a_recording_that_runs_out_of_memory_takes_no_strips(pools):
     build, first = STAGES["vanilla"]
     expected, _ = trained(None, build=build, first=first)
@@ -215,6 +218,7 @@ def test_a_recording_that_runs_out_of_memory_takes_no_strips(pools):
     assert_same_bits(stage, state_of(expected))
 
 
+@pytest.mark.slow
 def test_recordings_go_before_strips_are_taken(pools, monkeypatch):
     """A pass that runs out of memory is made again after the recordings were dropped."""
     build, first = STAGES["vanilla"]
@@ -241,6 +245,7 @@ def test_recordings_go_before_strips_are_taken(pools, monkeypatch):
     assert_same_bits(stage, state_of(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vanilla", "coarse", "multiview"])
 def test_no_recording_is_held_while_the_number_of_gaussians_changes(name, pools, monkeypatch):
     build, first = STAGES[name]
@@ -324,6 +329,7 @@ def test_what_is_not_expected_twice_is_not_recorded():
     assert not recordings.is_due(key)
 
 
+@pytest.mark.slow
 def test_the_check_passes_where_recording_works(pools):
     with gpu_paths():
         recorder_check.check(CPU)
@@ -331,12 +337,14 @@ def test_the_check_passes_where_recording_works(pools):
     assert not pools.underway
 
 
+@pytest.mark.slow
 def test_the_check_finds_a_recorder_that_gives_other_numbers(pools, monkeypatch):
     monkeypatch.setattr(cuda_graph.CudaRecording, "replay", lambda recording: None)
     with gpu_paths(), pytest.raises(CheckFailed, match="differ from those"):
         recorder_check.check(CPU)
 
 
+@pytest.mark.slow
 def test_the_check_finds_an_allocator_that_a_failure_leaves_in_disorder(pools, monkeypatch):
     def read(recorder, work):
         pools.is_invalidated = True
@@ -437,6 +445,7 @@ def test_memory_on_the_host_may_exceed_what_one_dimension_counts(monkeypatch):
     assert shapes == [(12_000_000, 180)]
 
 
+@pytest.mark.slow
 def test_the_check_is_a_program(tmp_path):
     """Without a GPU it fails, by one line."""
     with pytest.raises(UserError, match="recorder_check failed"):

@@ -216,6 +216,7 @@ def run(scene, output, *more: object) -> int:
     )
 
 
+@pytest.mark.slow
 def test_a_run_starts_with_them_and_resumes_with_the_same_bits(tmp_path, capsys):
     scene = make_tiny_scene(tmp_path / "scene", n_views=12).root
     assert run(scene, tmp_path / "whole", "--robust", "--verbose") == 0

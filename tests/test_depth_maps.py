@@ -214,6 +214,7 @@ UNITS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ending", "kind", "unit", "per_metre"), UNITS)
 def test_whole_numbers_are_millimetres_where_no_points_tell_the_unit(
     room, tmp_path, ending, kind, unit, per_metre
@@ -244,6 +245,7 @@ def npy_with(header: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + bytes(64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -395,6 +397,7 @@ def run(root: Path, model: Path, iterations: int = 12, **flags) -> Path:
     return run_stage(options)
 
 
+@pytest.mark.slow
 def test_a_run_with_depth_maps_resumes_with_the_same_bits(room, tmp_path, monkeypatch):
     root = with_depths(room, tmp_path / "scene", sensor)
     whole = run(root, tmp_path / "whole").read_bytes()

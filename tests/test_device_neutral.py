@@ -203,6 +203,7 @@ def calls_without_device(path: Path) -> list[int]:
     return lines
 
 
+@pytest.mark.slow
 def test_every_new_tensor_says_where_it_is():
     missing = {}
     for folder in sorted(p for p in ROOT.iterdir() if (p / "__init__.py").is_file()):

@@ -132,6 +132,7 @@ def test_without_the_package_auto_takes_a_mesh_and_convex_says_what_to_install(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["usdz", "usdz_both"])
 def test_usd_has_collision_prims_that_its_checks_accept(to, inputs, ball_obj, tmp_path):
     pytest.importorskip("pxr")
@@ -162,6 +163,7 @@ def levels(ball_obj, tmp_path_factory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_each_level_is_a_file_with_a_quarter_of_the_triangles(ball, levels):
     for number in range(N_LEVELS):
         mesh = read_exported(levels.with_name(f"a_LOD{number}.glb"))
@@ -193,6 +195,7 @@ def test_one_file_has_all_levels_and_shows_the_first_without_the_extension(ball,
     assert read_exported(levels).n_faces == ball.n_faces
 
 
+@pytest.mark.slow
 def test_a_level_looks_like_the_full_mesh_where_its_triangles_are_pixels(ball):
     view = look_at((2.0, -1.5, 2.0), width=60, height=60, focal=70.0, name="a")
     grey = torch.full((3,), 0.5)
@@ -202,6 +205,7 @@ def test_a_level_looks_like_the_full_mesh_where_its_triangles_are_pixels(ball):
         assert -10 * float(((picture - expected) ** 2).mean().log10()) > 34
 
 
+@pytest.mark.slow
 def test_normals_of_the_full_mesh_are_kept_for_each_level(ball, ball_obj, tmp_path):
     for level in coarser_levels(ball, ball, N_LEVELS, True):
         without = TexturedMesh(level.vertices, level.faces, level.uvs, level.texture)
@@ -219,6 +223,7 @@ def test_normals_of_the_full_mesh_are_kept_for_each_level(ball, ball_obj, tmp_pa
     assert not any("extensions" in material for material in content["materials"])
 
 
+@pytest.mark.slow
 def test_all_levels_stand_in_the_same_place(inputs, ball_obj, tmp_path):
     target = tmp_path / "a.glb"
     words = ("--lods", 2, "--orient", "up", "--scale_factor", 2)
@@ -232,6 +237,7 @@ def test_all_levels_stand_in_the_same_place(inputs, ball_obj, tmp_path):
     np.testing.assert_array_equal(matrices[0], matrices[2])
 
 
+@pytest.mark.slow
 def test_full_coordinates_are_those_of_all_levels(ball_obj, tmp_path):
     target = tmp_path / "a.glb"
     assert run_cli(export.main, ball_obj, "--to", "glb", "-o", target, "--lods", 2) == 0
@@ -266,6 +272,7 @@ def test_formats_with_shapes_are_those_that_the_help_names():
     assert formats.WITH_COLLIDERS == ("glb", "usdz", "glb_both", "usdz_both")
 
 
+@pytest.mark.slow
 def test_levels_of_an_earlier_export_go_with_it(ball_obj, tmp_path):
     target = tmp_path / "a.glb"
     other = tmp_path / "a_LOD9.glb"

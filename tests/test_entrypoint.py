@@ -124,6 +124,7 @@ def test_reader_that_leaves_early_causes_no_traceback():
     assert child.wait(timeout=20) == 141
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM between processes")
 @pytest.mark.parametrize("preparation", ["", "load_pycolmap()", "load_pycolmap().Reconstruction()"])
 def test_a_request_to_terminate_ends_in_one_line_whatever_is_loaded(preparation):

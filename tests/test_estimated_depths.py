@@ -144,6 +144,7 @@ def eye(room, monkeypatch) -> Eye:
     return eye
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["moge", "da3", "metric3d"])
 def test_estimated_depths_are_those_of_the_scene(room, eye, name):
     known, lines = load(room.root, depths=name)

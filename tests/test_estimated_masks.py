@@ -59,6 +59,7 @@ def iou(a: np.ndarray, b: np.ndarray) -> float:
     return (a & b).sum() / (a | b).sum()
 
 
+@pytest.mark.slow
 def test_shares_are_ratios_of_blending_weights(capture):
     gaussians = tiny_cloud().activate()
     camera = load(capture).train_cameras[0].reduced(40)
@@ -111,6 +112,7 @@ class StoodInEstimation(MaskEstimation):
         return 1.0
 
 
+@pytest.mark.slow
 def test_estimated_masks_are_left_in_the_scene_and_edited_ones_win(capture, tmp_path):
     root = copy_scene(capture, tmp_path / "scene")
     shutil.rmtree(root / "masks")

@@ -172,6 +172,7 @@ Y_UP = ("spz", "gltf", "glb", "usdz")
 """Formats whose description says that y is up."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place[0])
 @pytest.mark.parametrize("to", GAUSSIANS)
 def test_placed_gaussians_of_all_formats_lie_in_one_world(to, place, inputs, tmp_path):
@@ -253,6 +254,7 @@ def sampled(picture: Image.Image, uvs: np.ndarray) -> np.ndarray:
 MESHES = ("glb", "obj", "usdz", "stl", "3mf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place[0])
 @pytest.mark.parametrize("to", MESHES)
 def test_placed_meshes_of_all_formats_lie_in_one_world(to, place, inputs, tmp_path):

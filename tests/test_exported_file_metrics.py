@@ -65,6 +65,7 @@ def refusal(capsys, *words: object) -> str:
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_with_the_colours_of_the_photographs_is_as_good_as_them(
     scene, written, tmp_path, kind
@@ -99,6 +100,7 @@ def test_what_no_mesh_covers_counts_in_whole_pictures_only(scene, written, tmp_p
     assert row["psnr"] == pytest.approx(-10 * np.log10(background), abs=0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_moved_export_measures_the_same(scene, written, plain_figures, tmp_path, kind):
     target = tmp_path / f"upright.{kind}"
@@ -174,6 +176,7 @@ def test_an_export_that_is_not_moved_leaves_no_record_of_an_earlier_one(written,
     assert not (tmp_path / "box.glb.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_texture_measures_worse(scene, plain_figures, tmp_path, kind):
     mesh = box_mesh()
@@ -228,6 +231,7 @@ def test_the_table_and_the_name_of_the_result(scene, written, plain_figures, tmp
     assert (tmp_path / "metrics" / "results_exported_box_obj.json").is_file()
 
 
+@pytest.mark.slow
 def test_training_photographs_are_the_other_ones(scene, written, tmp_path):
     row = figures_of(written, scene, tmp_path, "--split", "train")
     assert row["n_views"] == 8
@@ -328,6 +332,7 @@ def test_a_mesh_that_no_view_shows_has_no_figures(scene, tmp_path, capsys):
     assert not list(tmp_path.glob("metrics/*.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mesh", "box_placed"])
 def test_a_copy_whose_record_is_lost_is_refused(scene, tmp_path, capsys, name):
     write_textured_mesh(tmp_path / f"{name}.obj", box_mesh())

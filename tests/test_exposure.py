@@ -232,6 +232,7 @@ def test_strips_give_the_gradient_of_the_whole_image(tmp_path):
     assert float((found[0] - found[1]).abs().max()) < 1e-5 * float(found[0].abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["entropy", "refine"])
 def test_foretold_memory_counts_exposures(phase):
     size = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_chunk": 20_000}
@@ -277,6 +278,7 @@ def learned(changing, tmp_path_factory):
     return vanilla(changing, tmp_path_factory.mktemp("v") / "on", "--exposure_compensation")
 
 
+@pytest.mark.slow
 def test_brighter_photographs_get_larger_gains(learned):
     table = read_exposures(learned / "point_cloud" / "iteration_60" / "exposure.json", print)
     gains = [
@@ -298,6 +300,7 @@ def test_both_figures_and_the_range_are_reported(learned, capsys):
     assert "PSNR after gain and offset" in (run / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_run_without_the_flag_has_none_of_it(changing, tmp_path):
     output = vanilla(changing, tmp_path / "off")
     assert "gain" not in (output / "checkpoints" / "log.txt").read_text()
@@ -308,6 +311,7 @@ def test_a_run_without_the_flag_has_none_of_it(changing, tmp_path):
     assert state.keys() == {"gradient_sum", "views"}
 
 
+@pytest.mark.slow
 def test_a_continued_vanilla_run_has_the_same_bits(changing, learned, tmp_path):
     source = learned / "checkpoints" / "20.pt"
     again = vanilla(changing, tmp_path / "v", "--exposure_compensation", "--resume", source)
@@ -328,6 +332,7 @@ def coarse(scene, checkpoint, output, *more):
     )
 
 
+@pytest.mark.slow
 def test_the_coarse_stage_goes_on_with_the_exposures_and_resumes(
     changing, learned, tmp_path, capsys
 ):
@@ -346,6 +351,7 @@ def test_the_coarse_stage_goes_on_with_the_exposures_and_resumes(
     assert float((after[name][0] - before[name][0]).abs().max()) < 0.1
 
 
+@pytest.mark.slow
 def test_exposures_of_the_checkpoint_that_are_not_used_are_named(
     changing, learned, tmp_path, capsys
 ):
@@ -353,6 +359,7 @@ def test_exposures_of_the_checkpoint_that_are_not_used_are_named(
     assert "trained with exposures" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_fast_preset_goes_on_with_exposures_of_the_checkpoint(
     changing, learned, tmp_path, capsys
 ):
@@ -369,6 +376,7 @@ def test_what_is_asked_for_wins_over_what_is_measured(asked, differ, on):
     assert config.exposure_compensation is on
 
 
+@pytest.mark.slow
 def test_the_refinement_learns_exposures_and_resumes(changing, learned, tmp_path):
     mesh = tmp_path / "sugarmesh_ball.ply"
     write_mesh_ply(mesh, icosahedron())

@@ -36,6 +36,7 @@ def make_scene(n: int, n_neighbors: int) -> tuple[tuple[Tensor, ...], Tensor]:
     return scene, nearest_neighbors(scene[0], n_neighbors).indices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [*sorted(set(COUNTS)), COUNTS], ids=str)
 @pytest.mark.parametrize("n_neighbors", [4, 16])
 def test_gradients_match_double_precision_for_any_number_of_samples(count, n_neighbors):

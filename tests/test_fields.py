@@ -238,6 +238,7 @@ def restore_threads():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluate", KERNELS)
 @pytest.mark.usefixtures("restore_threads")
 def test_bits_do_not_depend_on_threads_repetition_or_pair_chunks(evaluate, monkeypatch):

@@ -179,6 +179,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "action"), CASES)
 def test_a_flag_changes_the_settings_of_the_stages_it_is_for(script, action):
     beside = BESIDE.get(action.dest, [])

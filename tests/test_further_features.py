@@ -94,6 +94,7 @@ def camera_of(rotation: np.ndarray, translation: np.ndarray) -> Camera:
     return Camera("", WIDTH, HEIGHT, FOCAL, FOCAL, WIDTH / 2, HEIGHT / 2, rotation, translation)
 
 
+@pytest.mark.slow
 def test_a_dark_photograph_is_registered_where_it_was_taken(retried):
     outcome = outcome_of(retried)
     assert outcome["registered"] == N
@@ -111,6 +112,7 @@ def test_the_report_says_which_step_registered_which_photographs(retried):
     assert f"1: {DARK}" in page
 
 
+@pytest.mark.slow
 def test_the_flag_names_where_the_ladder_stops(room):
     convert(ConvertOptions(room, sfm=replace(SMALL, features="sift")), Heard())
     assert list(outcome_of(room)["left_out"]) == [DARK]
@@ -122,6 +124,7 @@ def test_the_flag_names_where_the_ladder_stops(room):
     assert "looking for features" not in steps
 
 
+@pytest.mark.slow
 def test_a_capture_that_registers_whole_climbs_no_step(tmp_path, monkeypatch):
     def fails(*args) -> None:
         raise AssertionError("a step was tried")
@@ -164,6 +167,7 @@ def test_a_ladder_that_was_cut_short_goes_on_to_the_same_bits(
     assert model_bytes(room) == model_bytes(retried)
 
 
+@pytest.mark.slow
 def test_steps_that_were_done_are_not_done_again(room, retried, monkeypatch):
     from sugar_capture import scene_folder
 
@@ -181,6 +185,7 @@ def test_steps_that_were_done_are_not_done_again(room, retried, monkeypatch):
     assert model_bytes(room) == model_bytes(retried)
 
 
+@pytest.mark.slow
 def test_a_photograph_of_another_place_is_left_out_by_all_steps(tmp_path):
     root = tmp_path / "scene"
     write_photographs(root / "input", N)
@@ -241,6 +246,7 @@ def test_an_image_without_a_well_matched_one_is_unproven(retried):
     assert unproven([DARK]) == {DARK}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speed", [1e-6, 1e6])
 def test_a_step_that_takes_longer_than_is_left_is_left_out_and_said(speed, room, monkeypatch):
     measured = PoseSpeed(size=WIDTH, n_features=500.0, extraction=speed, matching=speed)
@@ -256,6 +262,7 @@ def test_a_step_that_takes_longer_than_is_left_is_left_out_and_said(speed, room,
     assert (sentence in page) != is_tried
 
 
+@pytest.mark.slow
 def test_a_call_that_goes_on_leaves_out_the_same_steps(room, monkeypatch):
     slow = PoseSpeed(size=WIDTH, n_features=500.0, extraction=1e6, matching=1e6)
     monkeypatch.setattr(pose_time, "measured_speed", lambda *args: slow)
@@ -374,6 +381,7 @@ def weights(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_learned_features_register_what_is_left_out(tmp_path, weights, monkeypatch):
     networks = Networks(SiftAsAliked(), NearestAsLightGlue())
     monkeypatch.setattr(feature_kinds, "load_networks", lambda found: networks)

@@ -184,6 +184,7 @@ def test_control_points_of_another_system_are_converted(tmp_path):
 STRETCHING = (3857, 4087, 3395, 3832, 6933, 6931)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsg", STRETCHING)
 def test_systems_that_change_lengths_but_not_heights_are_refused(epsg, tmp_path):
     pyproj = pytest.importorskip("pyproj")
@@ -281,6 +282,7 @@ def test_a_missing_grid_of_heights_is_named(tmp_path, monkeypatch):
         converted("EPSG:4979", "EPSG:7415", 5.0, 52.0, 100)
 
 
+@pytest.mark.slow
 def test_gps_that_misses_the_capture_is_refused_or_named(tmp_path):
     pytest.importorskip("pyproj")
     notes: list[str] = []
@@ -325,6 +327,7 @@ def test_pixels_of_a_distorted_photograph_are_those_of_its_lens(tmp_path):
     assert max(residual.pixels for residual in placement.residuals) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["input", "."])
 def test_pixels_of_photographs_that_convert_flattened_are_those_of_the_originals(folder, tmp_path):
     flat = tiny_cameras(8, zoom=25)
@@ -580,6 +583,7 @@ def test_gps_that_scatters_more_than_the_capture_is_wide_is_refused(tmp_path):
     assert "leaves its orientation open" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["list", "markers", "projections"])
 def test_damaged_files_of_control_points_are_errors_of_one_line(kind, tmp_path):
     capture, points, lines = survey(tmp_path, n=5)

@@ -176,6 +176,7 @@ def test_what_was_never_run_on_a_gpu_comes_first():
     assert {section.name for section in gpu_check.SECTIONS if section.is_apart} == {"recorder"}
 
 
+@pytest.mark.slow
 def test_checks_import_nothing_that_is_left_out_of_the_pack():
     modules = [section.module for section in gpu_check.SECTIONS]
     program = (

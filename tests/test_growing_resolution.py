@@ -212,6 +212,7 @@ def vanilla(scene, output, *more) -> None:
     assert code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--densification", "scored", "--views_per_step", 2)])
 def test_a_growing_run_continues_with_the_same_bits(scene, tmp_path, more):
     flags = ("--growing_resolution", *more)
@@ -220,6 +221,7 @@ def test_a_growing_run_continues_with_the_same_bits(scene, tmp_path, more):
     assert_same_bits(*(tmp_path / name / "checkpoints" / "32.pt" for name in "ab"))
 
 
+@pytest.mark.slow
 def test_images_grow_and_are_measured_at_full_size(scene, tmp_path, monkeypatch):
     seen, rendered = [], set()
     accumulate, render = VanillaStage.accumulate, VanillaStage.render

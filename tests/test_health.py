@@ -128,6 +128,7 @@ def coarse(ruined, output, *flags) -> int:
     )
 
 
+@pytest.mark.slow
 def test_a_pipeline_stops_after_a_failed_stage_and_goes_on_when_told_to(ruined, tmp_path, capsys):
     assert coarse(ruined, tmp_path) == 5
     said = capsys.readouterr()

@@ -42,6 +42,7 @@ def test_import_loads_pillow_before_pycolmap(module):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_pictures_are_saved_beside_pycolmap():
     done = run_code(SAVE_PICTURES.format(module="sugar_utils"))
     assert done.returncode == 0, done.stderr

@@ -141,6 +141,7 @@ def state_of(stage):
     return parameters | more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("views_per_step", [1, 2])
 @pytest.mark.parametrize("short", [False, True], ids=["enough room", "too little"])
 def test_training_has_the_same_bits_with_guesses_and_without(short, views_per_step, monkeypatch):

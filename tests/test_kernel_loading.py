@@ -183,6 +183,7 @@ def test_kernels_are_loaded_while_a_scene_is_read(run, owner, name, loader, monk
     assert set(loader.names) <= names
 
 
+@pytest.mark.slow
 def test_an_error_of_a_module_loaded_ahead_shows_at_its_launch():
     @native_kernel("this is no C++;", module="unique", module_options=NATIVE_OPTIONS)
     def broken(item: int, values_: Floats): ...

@@ -181,6 +181,7 @@ def test_a_changed_file_makes_the_model_anew(converted, tmp_path):
     assert not needs_cameras(root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name"), [(mapping, "map_photographs"), (scene_folder, "publish")]
 )
@@ -201,6 +202,7 @@ def test_what_was_cut_short_goes_on_to_the_same_bits(
     assert model_bytes(root) == model_bytes(converted[0])
 
 
+@pytest.mark.slow
 def test_cameras_of_other_images_are_refused(room, tmp_path):
     root = tmp_path / "room"
     shutil.copytree(room, root)

@@ -20,6 +20,7 @@ LIMITS = {
 """Launches of Warp, operations of torch and waits of the host in one iteration."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", LIMITS)
 def test_a_step_stays_within_its_limits(phase):
     launches, operations, _, waits = count(phase).totals()
@@ -45,6 +46,7 @@ RECORDED_LIMITS = {
 """Nodes of the graph of a recorded step, and operations of torch beside it in one iteration."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", RECORDED_LIMITS)
 def test_the_host_does_little_beside_a_repeated_step(phase, monkeypatch):
     replays = []

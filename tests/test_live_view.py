@@ -98,6 +98,7 @@ def watched_by(monkeypatch, page: EagerPage) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_watched_run_has_the_bits_of_one_that_nobody_watches(kind, tmp_path, monkeypatch):
     assert kind.run(tmp_path / "alone") == 0
     page = EagerPage()
@@ -126,6 +127,7 @@ def test_a_viewer_that_fails_does_not_end_the_run(scene, tmp_path, monkeypatch, 
     assert (tmp_path / run.folder / "13.pt").is_file()
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_told_in_one_line_and_the_run_goes_on(scene, tmp_path, capsys):
     pytest.importorskip("viser")
     with socket.socket() as taken:

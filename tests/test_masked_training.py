@@ -274,6 +274,7 @@ def copy_with_other_background(scene: TinyScene, root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["object", "ignore"])
 def test_resume_equals_uninterrupted_with_masks(masked_scene, tmp_path, mode, capsys):
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
@@ -289,6 +290,7 @@ def test_resume_equals_uninterrupted_with_masks(masked_scene, tmp_path, mode, ca
     assert_same_bits(straight / "checkpoints" / "24.pt", resumed / "checkpoints" / "24.pt")
 
 
+@pytest.mark.slow
 def test_an_ignored_background_changes_no_bit_of_a_run(masked_scene, tmp_path):
     other = copy_with_other_background(masked_scene, tmp_path / "other")
     for name, root in (("a", masked_scene.root), ("b", other)):
@@ -328,6 +330,7 @@ def test_refinement_takes_masks(masked_scene, checkpoint, tmp_path):
     assert any(not torch.equal(value, finals[1][name]) for name, value in finals[0].items())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_pictures")
 def test_a_pipeline_with_masks_makes_a_mesh_of_the_object(
     masked_scene, checkpoint, tmp_path, capsys
@@ -353,6 +356,7 @@ def test_a_pipeline_with_masks_makes_a_mesh_of_the_object(
     assert json.loads(note.read_text())["settings"]["poisson"]["vertices_density_quantile"] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "grows"),
     [

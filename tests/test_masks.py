@@ -173,6 +173,7 @@ def test_masks_of_another_size_are_resized_by_means(capture):
     assert ImageStore().get(load(capture, divisor=2).train_cameras[0]).shape == (15, 20, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [1, 2, 100, 127, 128, 255])
 @pytest.mark.parametrize("kind", ["L", "I;16", "P"])
 def test_masks_of_two_values_count_where_they_are_not_0(capture, value, kind):

@@ -44,6 +44,7 @@ from tests.support.tiny_scene import run_cli, tiny_cameras, tiny_cloud
 SMALL = {"n": 20_000, "width": 320, "height": 240, "samples": 20_000, "sample_chunk": 20_000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "highest"),
     [
@@ -255,6 +256,7 @@ def test_every_stage_of_a_million_gaussians_has_a_plan_for_common_cards(gib, pha
     assert model.parameters + model.moments + 3 * 180 * N <= budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vanilla", "coarse", "multiview"])
 def test_recorded_passes_hold_no_more_than_is_planned(name, monkeypatch):
     """Counted in the pools of a stand-in for torch's allocator."""
@@ -330,6 +332,7 @@ def test_a_store_shrinks_at_once(scene):
         assert store.n_bytes == 0
 
 
+@pytest.mark.slow
 def test_a_run_prints_its_plan_before_it_trains(scene, checkpoint, tmp_path, capsys):
     assert brief_coarse(scene, checkpoint, tmp_path, "--vram_budget", 1, "--verbose") == 0
     out = capsys.readouterr().out

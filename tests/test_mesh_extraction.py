@@ -102,6 +102,7 @@ def outward_share(mesh: TriangleMesh) -> float:
     return float(areas[(normals * centers).sum(axis=1) > 0].sum() / areas.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", backends())
 @pytest.mark.parametrize("project", [True, False])
 def test_a_sphere_comes_back_closed_outward_and_coloured(options, backend, project):
@@ -165,6 +166,7 @@ def test_tsdf_voxel_size_is_automatic_and_bounded(options, capsys):
     assert abs(np.median(np.linalg.norm(read_mesh_ply(path).vertices, axis=1)) - 1) < 0.1
 
 
+@pytest.mark.slow
 def test_extraction_is_repeatable_finished_work_is_kept_and_other_work_protected(options, capsys):
     options = coarser(options)
     (path,) = extract_coarse_mesh(options)
@@ -309,6 +311,7 @@ def test_open3d_is_taken_where_it_can_be_imported(monkeypatch):
     assert choose_backend("pycolmap").name == "pycolmap"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", backends())
 def test_backends_keep_colours_and_order_densities_by_support(backend, separate_process):
     points = sphere_points(4_000).astype(np.float32)
@@ -398,6 +401,7 @@ def test_pycolmap_decimation_leaves_small_meshes_alone():
     assert PycolmapBackend().decimate(mesh, 10) is mesh
 
 
+@pytest.mark.slow
 def test_surface_without_points_nearby_is_cut_away_unless_it_shall_be_closed():
     points = sphere_points(4_000)
     half = points[points[:, 2] > 0].astype(np.float32)

@@ -155,6 +155,7 @@ def test_shape_mismatches_raise(metric):
         metric(image.int(), image)
 
 
+@pytest.mark.slow
 def test_metrics_have_the_same_bits_for_any_number_of_threads():
     image, target = random_pair(180, 301)
     leaf = image.clone().requires_grad_(True)

@@ -179,6 +179,7 @@ def test_a_whole_first_model_is_the_only_one_that_is_grown(database, tmp_path, m
     assert mapped(database, tmp_path / "sparse").n_registered == N
 
 
+@pytest.mark.slow
 def test_further_first_pairs_give_the_same_bits_each_time(database, tmp_path, monkeypatch):
     monkeypatch.setattr(ModelGrowth, "first_model", lambda self: [part_of(self, FIRST_ROOM[:3])])
     contents = []
@@ -242,6 +243,7 @@ def test_a_model_can_grow_as_far_as_strong_pairs_join_images():
     assert reachable_images(matches, [0, 4], 6) == 5
 
 
+@pytest.mark.slow
 def test_images_of_many_cameras_get_a_lens_each(tmp_path):
     path = tmp_path / "database.db"
     focals = (FOCAL * np.linspace(0.7, 1.6, N)).tolist()

@@ -208,6 +208,7 @@ def test_short_schedules_measure_the_views_seldom():
     assert tests_of("-r", "sdf", "--schedule_scale", "0.1", *given) == (700, 800)
 
 
+@pytest.mark.slow
 def test_training_brings_planes_together(scene):
     """The term of views itself may rise: pixels that did not meet the neighbour come to count."""
     stage = make_stage(scene)
@@ -451,6 +452,7 @@ def run(scene, checkpoint, tmp_path_factory):
     return output / FOLDER
 
 
+@pytest.mark.slow
 def test_a_run_writes_model_pictures_and_report(run):
     payload = load_pt(run / "60.pt")
     assert payload["iteration"] == 60
@@ -475,6 +477,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(run, scene, checkpoint, tmp_pat
     assert_same_bits(run / "60.pt", tmp_path / FOLDER / "60.pt")
 
 
+@pytest.mark.slow
 def test_a_short_run_goes_on_with_the_same_bits(scene, checkpoint, tmp_path):
     short = "--preset", "fast", "--schedule_scale", 0.002
     folders = [tmp_path / name / FOLDER for name in ("whole", "killed")]
@@ -494,6 +497,7 @@ def test_a_short_run_goes_on_with_the_same_bits(scene, checkpoint, tmp_path):
     assert_same_bits(*(folder / "27.pt" for folder in folders))
 
 
+@pytest.mark.slow
 def test_a_mesh_of_the_model_is_fused_of_its_planes_by_default(
     run, scene, checkpoint, tmp_path, capsys
 ):

@@ -48,6 +48,7 @@ def degrees_between(one: TexturedMesh, other: TexturedMesh) -> torch.Tensor:
     return torch.rad2deg(cosines.acos())
 
 
+@pytest.mark.slow
 def test_a_coarse_mesh_with_the_map_is_shaded_like_the_fine_one(fine):
     coarse = simplified(fine, 500, 512, normal_map=True)
     assert coarse.n_faces <= 500
@@ -80,6 +81,7 @@ def written(fine, tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_glb_is_shaded_by_another_program_as_the_format_says(fine, written):
     """Decoded from trimesh's arrays and the equations of the glTF specification."""
     data = (written / "small.glb").read_bytes()

@@ -134,6 +134,7 @@ def test_a_vanilla_model_that_was_trained_again_makes_the_coarse_run_another_one
     assert contents(tmp_path / "out" / COARSE) == before
 
 
+@pytest.mark.slow
 def test_scene_and_checkpoint_may_move(inputs, tmp_path, capsys):
     assert coarse(inputs, tmp_path / "out") == 0
     shutil.copytree(tmp_path / "out", tmp_path / "straight")
@@ -146,6 +147,7 @@ def test_scene_and_checkpoint_may_move(inputs, tmp_path, capsys):
     assert "finished already" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vanilla", "coarse"])
 def test_a_photograph_that_changed_meanwhile_is_named(inputs, tmp_path, capsys, kind):
     train_it, folder = {"vanilla": (vanilla, "checkpoints"), "coarse": (coarse, COARSE)}[kind]
@@ -168,6 +170,7 @@ def test_a_camera_that_moved_is_named(inputs, tmp_path, capsys):
     assert_refused(code, capsys.readouterr().err, "cameras: view_02.png changed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["multiview", "refined", "mesh"])
 def test_a_result_that_depends_on_point_tracks_is_not_taken_for_that_of_others(
     inputs, tmp_path, capsys, kind
@@ -244,6 +247,7 @@ def test_a_mesh_of_another_coarse_model_is_not_taken_for_this_one(inputs, tmp_pa
     assert mesh.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vanilla", "coarse"])
 def test_damaged_photographs_do_not_cost_the_run_that_was_to_be_replaced(
     inputs, tmp_path, capsys, kind
@@ -263,6 +267,7 @@ def test_damaged_photographs_do_not_cost_the_run_that_was_to_be_replaced(
     assert "finished already" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vanilla", "coarse"])
 def test_a_run_that_dies_before_its_first_checkpoint_replaces_nothing(
     inputs, tmp_path, capsys, monkeypatch, kind
@@ -282,6 +287,7 @@ def test_a_run_that_dies_before_its_first_checkpoint_replaces_nothing(
     assert "finished already" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vanilla", "coarse"])
 def test_a_run_whose_folder_is_removed_meanwhile_stops_and_starts_anew(
     inputs, tmp_path, capsys, monkeypatch, kind
@@ -304,6 +310,7 @@ def test_a_run_whose_folder_is_removed_meanwhile_stops_and_starts_anew(
     assert {n for n in found if "events" not in n} == {n for n in expected if "events" not in n}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vanilla", "coarse"])
 def test_a_run_that_replaces_another_leaves_what_it_leaves_alone(inputs, tmp_path, kind):
     train_it, folder = {"vanilla": (vanilla, "checkpoints"), "coarse": (coarse, COARSE)}[kind]
@@ -326,6 +333,7 @@ def test_a_run_that_replaces_another_leaves_what_it_leaves_alone(inputs, tmp_pat
     assert log.count("finished: ") == 1
 
 
+@pytest.mark.slow
 def test_a_half_removed_run_is_removed_by_the_next_start(inputs, tmp_path, capsys):
     assert coarse(inputs, tmp_path / "out", "--random_seed", 3) == 0
     folder = tmp_path / "out" / COARSE
@@ -359,6 +367,7 @@ def test_a_second_process_in_a_folder_is_refused(inputs, tmp_path, flags):
     kill(again)
 
 
+@pytest.mark.slow
 def test_a_box_does_not_keep_a_refinement_from_going_on(inputs, tmp_path, capsys):
     mesh = tmp_path / "sugarmesh_ball.ply"
     write_mesh_ply(mesh, icosahedron())
@@ -388,6 +397,7 @@ def test_a_box_without_volume_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_under_another_number_is_not_continued(inputs, tmp_path, capsys):
     assert coarse(inputs, tmp_path / "out") == 0
     folder = tmp_path / "out" / COARSE
@@ -402,6 +412,7 @@ def test_a_checkpoint_under_another_number_is_not_continued(inputs, tmp_path, ca
     assert_refused(code, capsys.readouterr().err, "2.pt: holds iteration 3")
 
 
+@pytest.mark.slow
 def test_held_out_views_that_the_checkpoint_has_seen_are_named_with_their_figures(
     inputs, tmp_path, capsys
 ):

@@ -168,6 +168,7 @@ def test_masks_are_made_once_and_later_stages_use_them(tmp_path):
     assert page.read_text(encoding="utf-8").count("<img") == len(scene.train_cameras)
 
 
+@pytest.mark.slow
 def test_another_package_finds_the_foreground(tmp_path, monkeypatch):
     """A stand-in: what is brighter than the mean of a photograph is its foreground."""
 

@@ -104,6 +104,7 @@ def test_a_pipe_as_photograph_is_one_line(tmp_path, capsys):
     assert_refused(code, capsys.readouterr().err, "view_01.png is a pipe")
 
 
+@pytest.mark.slow
 def test_what_killed_runs_left_is_removed_by_the_next_run(scene, tmp_path):
     left = [
         tmp_path / f"cameras.json.tmp-{DEAD}.json",

@@ -157,6 +157,7 @@ def test_gaussians_lie_on_the_map(inputs, gcp, tmp_path):
     assert np.median(raster.heights[is_middle]) == pytest.approx(ORIGIN[2] + SCALE, abs=2)
 
 
+@pytest.mark.slow
 def test_tiles_join_without_seams(inputs, box, gcp, tmp_path, monkeypatch):
     words = ("--ortho", "down", "--gcp", gcp, "--ortho_pixel", PIXEL)
     at_once = rendered(inputs, box, tmp_path / "a.tif", *words)
@@ -180,6 +181,7 @@ DIRECTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_without_a_map_axes_are_those_of_the_upright_capture(direction, inputs, box, tmp_path):
     words = ("--ortho", direction, "--ortho_pixel", 0.02)

@@ -73,6 +73,7 @@ def test_lack_of_memory_is_known_by_its_error(error):
     assert out_of_memory(error)
 
 
+@pytest.mark.slow
 def test_a_run_that_ran_out_at_once_is_one_that_was_planned_so(
     planned, scene, checkpoint, tmp_path, monkeypatch, capsys
 ):
@@ -83,6 +84,7 @@ def test_a_run_that_ran_out_at_once_is_one_that_was_planned_so(
     assert same_bits(planned, tmp_path)
 
 
+@pytest.mark.slow
 def test_gradients_of_terms_that_went_well_are_not_counted_twice(
     scene, checkpoint, tmp_path, monkeypatch
 ):

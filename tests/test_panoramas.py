@@ -37,6 +37,7 @@ def room(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_panoramas_are_told_from_photographs(room, tmp_path):
     assert are_panoramas(described_photographs(room, True), "auto")
     assert not are_panoramas(described_photographs(room, True), False)

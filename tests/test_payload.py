@@ -154,6 +154,7 @@ SPOILED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "spoil"), SPOILED, ids=[*FREE, *BOUND])
 def test_the_checkpoint_before_is_used(tmp_path, make, spoil):
     store = CheckpointStore(tmp_path, check=CHECKS[make])

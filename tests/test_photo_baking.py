@@ -101,6 +101,7 @@ def test_a_sharp_surface_stays_sharp():
     assert 0.85 < sharpness < 1.1
 
 
+@pytest.mark.slow
 def test_exposures_leave_neither_seams_nor_a_cast():
     gains = {camera.name: 0.8 + 0.4 * k / 7 for k, camera in enumerate(CAMERAS)}
 

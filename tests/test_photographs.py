@@ -209,6 +209,7 @@ def test_flat_copies_keep_transparency(tmp_path, suffix):
         assert alpha[4:-4, 20:-4].min() > 170
 
 
+@pytest.mark.slow
 def test_a_photograph_of_200_megapixels_is_read(tmp_path):
     path = tmp_path / "a.png"
     Image.new("1", (16384, 12288)).save(path)

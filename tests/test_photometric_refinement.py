@@ -162,6 +162,7 @@ def errors(mesh: TriangleMesh) -> np.ndarray:
     return np.abs(np.linalg.norm(mesh.vertices[is_inner], axis=1) - 1) / PIXEL
 
 
+@pytest.mark.slow
 def test_bumps_that_photographs_do_not_show_go():
     before = bumpy(1.2)
     scores = []
@@ -173,6 +174,7 @@ def test_bumps_that_photographs_do_not_show_go():
     assert scores[-1] > scores[0]
 
 
+@pytest.mark.slow
 def test_borders_stay_where_they_are_and_topology_is_kept():
     before = bumpy(1.2)
     after = refined_mesh(before, views_of(pattern)).mesh
@@ -181,6 +183,7 @@ def test_borders_stay_where_they_are_and_topology_is_kept():
     assert (after.vertices[border] == before.vertices[border]).all()
 
 
+@pytest.mark.slow
 def test_without_texture_a_surface_keeps_its_shape():
     before = bumpy(1.2)
     after = refined_mesh(before, views_of(lambda points: torch.full_like(points[..., 0], 0.5))).mesh
@@ -188,6 +191,7 @@ def test_without_texture_a_surface_keeps_its_shape():
     assert np.quantile(moved, 0.95) < 0.1
 
 
+@pytest.mark.slow
 def test_a_right_surface_stays():
     before = with_vertex_normals(sphere())
     after = refined_mesh(before, views_of(pattern)).mesh
@@ -206,6 +210,7 @@ def test_gradients_of_vertices_point_to_the_surface():
     assert (terms.curvature >= 0).all()
 
 
+@pytest.mark.slow
 def test_the_same_bits_for_any_number_of_threads():
     views = views_of(pattern)
     mesh = with_vertex_normals(bumpy(0.8))

@@ -205,6 +205,7 @@ def test_the_full_pipeline_starts_from_a_given_checkpoint():
     assert full_planned("--gs_output_dir", "None").vanilla is not None
 
 
+@pytest.mark.slow
 def test_a_whole_run_writes_all_results(run):
     assert (run / "coarse" / "scene" / COARSE / "30.pt").is_file()
     assert (run / "coarse_mesh" / "scene" / f"{MESH}.ply").is_file()
@@ -249,6 +250,7 @@ def test_a_finished_run_is_not_repeated(inputs, run, capsys):
     assert capsys.readouterr().out.count("already") == 4
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_in_the_refinement_goes_on_and_ends_alike(inputs, run, tmp_path):
     copy = tmp_path / "out"
     shutil.copytree(run, copy)
@@ -461,6 +463,7 @@ def observed(tmp_path_factory) -> Path:
     return make_observed_scene(tmp_path_factory.mktemp("observed") / "scene").root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_views", "far", "mode"),
     [(24, False, "multiview"), (8, False, "dn_consistency"), (24, True, "dn_consistency")],

@@ -82,6 +82,7 @@ def test_a_scale_by_a_photograph_that_is_not_there_is_refused_before_the_cameras
     assert sorted(path.name for path in room.iterdir()) == ["images"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -103,6 +104,7 @@ def test_flags_of_later_stages_are_refused_before_the_cameras(room, words, messa
     assert sorted(path.name for path in room.iterdir()) == ["images"]
 
 
+@pytest.mark.slow
 def test_a_scale_by_a_photograph_that_got_no_place_is_refused_before_training(tmp_path):
     root, output = tmp_path / "room", tmp_path / "output"
     write_photographs(root / "images", 7)

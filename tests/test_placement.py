@@ -231,6 +231,7 @@ def changed(generator: random.Random, text: str) -> str:
     return json.dumps(values)
 
 
+@pytest.mark.slow
 def test_damaged_records_are_one_line_or_lead_somewhere(tmp_path):
     """2,000 records: cut, of other values, with huge numbers."""
     generator = random.Random(0)

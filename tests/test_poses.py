@@ -208,6 +208,7 @@ def pixels_off(cameras, truth, points: np.ndarray) -> float:
     return float(np.mean([np.linalg.norm(projected(a) - projected(b), axis=1) for a, b in pairs]))
 
 
+@pytest.mark.slow
 def test_learned_poses_come_nearer_to_the_truth_and_are_written(disturbed, tmp_path, capsys):
     scene, wrong = disturbed
     trained(scene, tmp_path, 500)
@@ -261,6 +262,7 @@ def test_held_out_views_are_also_measured_in_the_poses_that_fit_best(disturbed, 
     assert last_value(curves, f"Test/{POSED}") > last_value(curves, "Test/PSNR")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_poses(disturbed, tmp_path):
     scene, _ = disturbed
     trained(scene, tmp_path / "whole", 40, "--checkpoint_interval", 20)

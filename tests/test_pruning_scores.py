@@ -266,6 +266,7 @@ def final(output):
     return output / "checkpoints" / "24.pt"
 
 
+@pytest.mark.slow
 def test_a_scored_run_repeats_and_continues_with_the_same_bits(tmp_path):
     scene = make_tiny_scene(tmp_path / "scene")
     assert vanilla(scene, tmp_path / "a", "--densification", "scored") == 0

@@ -80,6 +80,7 @@ def test_dtu_is_read_in_both_layouts(tmp_path, layout):
     assert sorted(root.rglob("*")) == files, "nothing is written into the data"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["idr", "2dgs"])
 def test_dtu_scores_the_true_sphere_with_nearly_nothing(tmp_path, layout):
     make_dtu(tmp_path / "data", layout)
@@ -91,6 +92,7 @@ def test_dtu_scores_the_true_sphere_with_nearly_nothing(tmp_path, layout):
     assert scores["completeness"] < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("images", ["images", "."])
 def test_tanks_scores_the_true_sphere_with_nearly_one(tmp_path, images):
     root = make_tanks(tmp_path / "data")
@@ -165,6 +167,7 @@ def test_a_scene_that_fails_stops_no_other_one(tmp_path):
     assert "| 2DGS | – | 0.800 |" in table, "published rows alone where nothing was measured"
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_named_with_its_last_line(tmp_path):
     make_dtu(tmp_path / "data", "2dgs")
     (tmp_path / "data" / "SampleSet").rename(tmp_path / "data" / "other")
@@ -189,6 +192,7 @@ def test_several_workers_run_scenes_at_the_same_time(tmp_path):
     assert [Path(job.out).is_dir() for job in jobs] == [True, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("benchmark", SCENES)
 def test_the_table_has_our_rows_published_rows_and_costs(tmp_path, benchmark):
     MAKERS[benchmark](tmp_path / "data")

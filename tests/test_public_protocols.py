@@ -205,6 +205,7 @@ def test_tanks_of_the_scan_itself_moved_and_halved():
     assert tanks.score_points(np.empty((0, 3)), truth)["f_score"] == 0
 
 
+@pytest.mark.slow
 def test_a_mesh_in_another_world_is_aligned_by_cameras_and_closest_points():
     """One camera is wrong, and all others a little, so the cameras alone do not do."""
     rng = np.random.default_rng(0)

@@ -47,6 +47,7 @@ def assert_close_to_maximum(actual, expected, tolerance):
     assert float(((actual.double() - expected).abs().max() / scale).detach()) < tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "size", "cutoff"),
     [
@@ -203,6 +204,7 @@ def test_an_antialiased_splat_far_below_a_pixel_keeps_what_other_programs_leave_
         assert not leaves.scales.grad.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "cutoff"), [(None, NO_CUTOFF), (0.1, NO_CUTOFF), (None, 2.5), (None, 1.0)]
 )

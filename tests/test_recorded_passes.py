@@ -98,6 +98,7 @@ SLOW = (
 MARKED = [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MARKED)
 def test_training_has_the_same_bits_as_without(case, monkeypatch):
     how = CASES[case]
@@ -118,6 +119,7 @@ def test_training_has_the_same_bits_as_without(case, monkeypatch):
     assert len(made) >= n_steps // 2, "the host made the steps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "first"),
     [(vanilla_stage, 2_592), (coarse_stage, 8_982), (multiview_stage, 7_592)],
@@ -157,6 +159,7 @@ def test_a_repeated_pass_with_bad_numbers_changes_nothing():
     assert_same_bits(training.stage, before)
 
 
+@pytest.mark.slow
 def test_a_repeated_pass_with_too_short_lists_is_made_again(monkeypatch):
     monkeypatch.setattr(projection, "MARGIN", 1.0)
     monkeypatch.setattr(projection, "SPARE", 0)
@@ -192,6 +195,7 @@ class WrongRecording(CpuRecording):
         gradients[-1].add_(1)
 
 
+@pytest.mark.slow
 def test_a_recording_that_gives_other_numbers_is_found_out(monkeypatch):
     expected, _ = trained(None)
     monkeypatch.setattr(cpu_recorder, "CpuRecording", WrongRecording)
@@ -203,6 +207,7 @@ def test_a_recording_that_gives_other_numbers_is_found_out(monkeypatch):
     assert "without CUDA graphs: a repeated pass gave other gradients" in line
 
 
+@pytest.mark.slow
 def test_a_pass_in_which_the_host_reads_goes_on_without_recordings(monkeypatch):
     expected, _ = trained(None)
     train_on = VanillaStage.train_on
@@ -228,6 +233,7 @@ def away(camera):
     return replace(camera, name="view 9", rotation=turned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_recording_serves_views_without_a_gaussian_to_sample(mode):
     views = [*cameras(), away(cameras()[0])]
@@ -248,6 +254,7 @@ def test_a_recording_serves_views_without_a_gaussian_to_sample(mode):
     assert sum(recording.n_replays for recording in recorder.recordings) >= 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_without_samples_change_no_bit(mode, monkeypatch):
     """The room for samples is as large as they are, or larger."""
@@ -262,6 +269,7 @@ def test_rows_without_samples_change_no_bit(mode, monkeypatch):
     assert exact == losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_recorded", [False, True], ids=["launches", "recorded"])
 def test_views_with_more_candidates_than_predicted_are_made_again(is_recorded, monkeypatch):
     views = []
@@ -289,6 +297,7 @@ def test_views_with_more_candidates_than_predicted_are_made_again(is_recorded, m
     assert sum(excess < 0 for excess in excesses) >= how["steps"] // 2
 
 
+@pytest.mark.slow
 def test_a_view_whose_candidates_were_counted_on_a_wrong_depth_is_made_a_third_time(monkeypatch):
     how = sampling("sdf", samples=AUTO)
     expected = state_of(trained(None, **how)[0])
@@ -323,6 +332,7 @@ def test_a_view_whose_candidates_were_counted_on_a_wrong_depth_is_made_a_third_t
     assert_same_bits(stage, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_resumed_run_has_the_same_bits(mode):
     how = sampling(mode, samples=AUTO)
@@ -341,6 +351,7 @@ def test_tile_lists_have_few_sizes():
         assert n <= rounded_up(n) <= 1.2 * n + 1
 
 
+@pytest.mark.slow
 def test_few_recordings_are_held(monkeypatch):
     """Passes of many kinds would fill the memory of the GPU with recordings."""
     monkeypatch.setattr(recordings, "MAX_RECORDINGS", 1)

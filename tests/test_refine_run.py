@@ -58,6 +58,7 @@ def test_a_run_writes_the_refined_model_under_its_traditional_names(monkeypatch,
     assert float(payload["train_losses"][0]) > 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_bits(monkeypatch, inputs, tmp_path):
     assert refine(monkeypatch, inputs, tmp_path / "a", "--checkpoint_interval", 2) == 0
     assert refine(monkeypatch, inputs, tmp_path / "b", "--checkpoint_interval", 2) == 0

@@ -47,6 +47,7 @@ def described_images(n: int, n_subjects: int) -> list[np.ndarray]:
     return [subjects[k % n_subjects] // 2 + noise[k] for k in range(n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "n_subjects"), [(9, 3), (250, 50)])
 def test_similar_photographs_find_each_other(n, n_subjects):
     shown = described_images(n, n_subjects)

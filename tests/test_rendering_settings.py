@@ -55,6 +55,7 @@ def test_a_ply_with_another_word_there_ends_splats_as_3dgs(tmp_path, word):
     assert read_gaussian_ply(path).rendering() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("antialiased", [False, True])
 @pytest.mark.parametrize("name", FILES)
 def test_files_keep_it(tmp_path, name, antialiased):
@@ -120,6 +121,7 @@ def test_the_background_of_a_refined_model_has_no_cutoff(tmp_path):
     assert model.cloud.background.rendering() == model.activate().rendering() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GAUSSIANS)
 @pytest.mark.parametrize("cutoff", [NO_CUTOFF, 2.5])
 def test_an_export_of_splats_that_end_says_so_in_a_line(tmp_path, name, cutoff):
@@ -130,6 +132,7 @@ def test_an_export_of_splats_that_end_says_so_in_a_line(tmp_path, name, cutoff):
     assert len(notes) == (cutoff == 2.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GAUSSIANS)
 @pytest.mark.parametrize("antialiased", [False, True])
 def test_formats_without_a_word_for_it_are_said_in_a_line(tmp_path, name, antialiased):

@@ -198,6 +198,7 @@ def stop_at(monkeypatch, kind: Kind, iteration: int, name: str) -> None:
     monkeypatch.setattr(kind.stage, "accumulate", accumulate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_signal_saves_the_iteration_and_prints_how_to_go_on(
     kind, straight, tmp_path, monkeypatch, capsys, name, code
@@ -216,6 +217,7 @@ def test_signal_saves_the_iteration_and_prints_how_to_go_on(
     assert_same_result(kind, straight, tmp_path)
 
 
+@pytest.mark.slow
 def test_command_to_go_on_does_not_fall_back_to_an_explicit_checkpoint(
     kind, straight, tmp_path, monkeypatch, capsys
 ):
@@ -240,6 +242,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, lambda path: path.write_bytes(b"")])
 def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
     kind, straight, tmp_path, capsys, damage
@@ -254,6 +257,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert_same_result(kind, straight, tmp_path)
 
 
+@pytest.mark.slow
 def test_run_whose_checkpoints_are_all_damaged_starts_anew(kind, straight, tmp_path, capsys):
     folder = rewind(kind, straight, tmp_path, kind.saved[0])
     truncate(folder / f"{kind.saved[0]}.pt")
@@ -262,6 +266,7 @@ def test_run_whose_checkpoints_are_all_damaged_starts_anew(kind, straight, tmp_p
     assert_same_result(kind, straight, tmp_path)
 
 
+@pytest.mark.slow
 def test_run_that_lost_its_checkpoints_does_not_double_its_curves(kind, straight, tmp_path):
     shutil.copytree(straight, tmp_path / "again")
     folder = tmp_path / "again" / kind.folder
@@ -319,6 +324,7 @@ def test_resume_none_refuses_an_occupied_folder(kind, straight, capsys):
     assert snapshot(straight) == before
 
 
+@pytest.mark.slow
 def test_resume_none_with_overwrite_starts_anew(kind, straight, tmp_path, capsys):
     rewind(kind, straight, tmp_path, kind.saved[1])
     assert kind.run(tmp_path, "--resume", "none", "--overwrite", True) == 0
@@ -326,6 +332,7 @@ def test_resume_none_with_overwrite_starts_anew(kind, straight, tmp_path, capsys
     assert_same_result(kind, straight, tmp_path)
 
 
+@pytest.mark.slow
 def test_explicit_checkpoint_continues_under_other_settings_with_a_notice(
     kind, straight, tmp_path, capsys
 ):
@@ -337,6 +344,7 @@ def test_explicit_checkpoint_continues_under_other_settings_with_a_notice(
     assert (tmp_path / kind.folder / f"{kind.last}.pt").is_file()
 
 
+@pytest.mark.slow
 def test_checkpoint_of_the_original_program_is_continued(kind, straight, tmp_path, capsys):
     payload = load_pt(straight / kind.folder / f"{kind.saved[0]}.pt")
     del payload["resume"]
@@ -348,6 +356,7 @@ def test_checkpoint_of_the_original_program_is_continued(kind, straight, tmp_pat
     assert (tmp_path / "out" / kind.folder / f"{kind.last}.pt").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["finished", "absent", "damaged"])
 def test_explicit_checkpoint_that_cannot_be_continued_is_refused(
     kind, straight, tmp_path, capsys, what
@@ -371,6 +380,7 @@ def test_checkpoint_of_another_stage_is_refused(scene, checkpoint, tmp_path, cap
     assert_refused(code, capsys.readouterr().err, "is of iteration 2", "from 21 to 45")
 
 
+@pytest.mark.slow
 def test_density_and_dn_consistency_do_not_replace_each_other(scene, checkpoint, tmp_path, capsys):
     first = coarse(scene, checkpoint, 0.0003, "density", ())
     second = coarse(scene, checkpoint, 0.0003, "dn_consistency", ())

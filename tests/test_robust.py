@@ -65,6 +65,7 @@ def vanilla(scene, output, *more) -> None:
     assert brief_vanilla(scene, output, "--robust", *more, checkpoint_interval=8) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [400, 120])
 def test_the_shell_counts_among_the_gaussians_allowed_and_leaves_most_to_the_points(
     tmp_path, limit
@@ -89,6 +90,7 @@ def test_the_shell_counts_among_the_gaussians_allowed_and_leaves_most_to_the_poi
     assert (~is_far).sum() >= min(300, limit - limit // 10) - 5
 
 
+@pytest.mark.slow
 def test_a_continued_robust_run_has_the_same_bits_and_keeps_its_shell(tmp_path):
     scene = make_tiny_scene(tmp_path / "scene")
     vanilla(scene, tmp_path / "a")

@@ -60,6 +60,7 @@ def duration_in(text: str) -> str:
     return re.search(r"\d+ min \d\d s", text)[0]
 
 
+@pytest.mark.slow
 def test_console_reports_and_a_repetition_name_one_duration(inputs, output, capsys):
     folder = output / "scan"
     noted = json.loads((folder / "times.json").read_text())["parts"]
@@ -92,6 +93,7 @@ def test_the_log_begins_with_the_first_stage(finished):
     assert "coarse SuGaR" in log.splitlines()[0] + log.splitlines()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "warning"),
     [
@@ -112,6 +114,7 @@ def test_what_fails_at_the_end_costs_no_folder_of_results(
     assert {"mesh.obj", "mesh.glb", "splats.ply", "transform.json", "index.html"} <= names
 
 
+@pytest.mark.slow
 def test_known_geometry_of_something_else_costs_no_folder_of_results(inputs, output, capsys):
     shutil.rmtree(output / "scan")
     scene = inputs[1]
@@ -124,6 +127,7 @@ def test_known_geometry_of_something_else_costs_no_folder_of_results(inputs, out
     assert (output / "scan" / "mesh.obj").is_file()
 
 
+@pytest.mark.slow
 def test_a_folder_of_results_that_fails_ends_in_an_error_and_leaves_the_rest(
     inputs, output, capsys
 ):
@@ -177,6 +181,7 @@ def count_runs(monkeypatch) -> list[object]:
     return runs
 
 
+@pytest.mark.slow
 def test_a_repetition_with_nothing_to_do_reads_no_scene_and_tells_the_same(
     own, capsys, monkeypatch
 ):
@@ -190,6 +195,7 @@ def test_a_repetition_with_nothing_to_do_reads_no_scene_and_tells_the_same(
         assert sentence in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["photograph", "mask", "result", "flag", "notes"])
 def test_a_repetition_looks_again_where_anything_has_changed(own, capsys, monkeypatch, change):
     words, output = own
@@ -211,6 +217,7 @@ def test_a_repetition_looks_again_where_anything_has_changed(own, capsys, monkey
     assert len(runs) == 1
 
 
+@pytest.mark.slow
 def test_images_behind_a_link_are_looked_at(own, tmp_path, capsys, monkeypatch):
     words, output = own
     images = words[1] / "images"
@@ -226,12 +233,14 @@ def test_images_behind_a_link_are_looked_at(own, tmp_path, capsys, monkeypatch):
     assert len(runs) == 1
 
 
+@pytest.mark.slow
 def test_the_report_comes_back_into_the_folder_of_results(inputs, output, capsys):
     (output / "scan" / "report.html").unlink()
     repeated(inputs, output, capsys)
     assert (output / "scan" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_gaussians_that_are_handed_out(inputs, output, capsys, monkeypatch):
     monkeypatch.setattr(pipeline_run, "loses", lambda refined, coarse: 3.0)
     shutil.rmtree(output / "scan")

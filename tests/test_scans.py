@@ -215,6 +215,7 @@ def test_scans_of_captures_far_from_the_origin_are_in_either_coordinates(tmp_pat
     np.testing.assert_allclose(without_offset(offset)(points), points)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".las", ".laz", ".e57"])
 def test_damaged_scans_are_errors_of_one_line(suffix, tmp_path):
     path = tmp_path / f"scan{suffix}"
@@ -439,6 +440,7 @@ def test_a_scan_is_depth_for_each_photograph(suffix, scene, tmp_path):
     assert any("in 10 of 10 photographs" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_run_takes_a_scan_as_depth(scene, tmp_path, capsys):
     pytest.importorskip("laspy")
     path = tmp_path / "scan.las"

@@ -308,6 +308,7 @@ def test_an_undistorted_scene_stays_undistorted_with_its_checkpoint(tmp_path):
         assert (a.width, a.height, a.fx, a.cx) == (b.width, b.height, b.fx, b.cx)
 
 
+@pytest.mark.slow
 def test_fox_loads_whole(scenes_dir):
     scene = load_scene(scenes_dir / "fox", size_rule=SugarSize(img_resolution=2))
     assert (len(scene.train_cameras), len(scene.test_cameras)) == (43, 7)

@@ -199,6 +199,7 @@ def test_scenes_videos_and_their_folders_are_taken(tmp_path):
         check_scene_path(tmp_path / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["run", "convert", "vanilla", "train", "doctor"])
 def test_a_scene_that_is_not_there_is_refused_before_torch_is_loaded(verb, tmp_path):
     words = [sys.executable, "-X", "importtime", "-m", "sugar_pipeline", verb]

@@ -89,6 +89,7 @@ def _becomes_true(condition: Callable[[], bool]) -> bool:
     return true
 
 
+@pytest.mark.slow
 def test_who_stops_waiting_leaves_nothing_behind(module):
     def interrupted(n_bytes: int) -> None:
         if time.monotonic() - start > 1:

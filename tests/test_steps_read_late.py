@@ -91,6 +91,7 @@ def made_again(monkeypatch):
     return uncounted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_steps_with_too_short_lists_are_made_again_with_the_same_bits(case, made_again):
     how = {"build": vanilla_stage, "first": FIRST} | CASES[case] | {"steps": STEPS}
@@ -103,6 +104,7 @@ def test_steps_with_too_short_lists_are_made_again_with_the_same_bits(case, made
     assert_same_bits(stage, state_of(expected))
 
 
+@pytest.mark.slow
 def test_the_next_step_is_under_way_when_the_numbers_are_read(monkeypatch):
     training = Training(CpuRecorder())
     events = []
@@ -116,6 +118,7 @@ def test_the_next_step_is_under_way_when_the_numbers_are_read(monkeypatch):
     assert events == ["step", "step", "read", "step", "read", "step", "read", "read"]
 
 
+@pytest.mark.slow
 def test_bad_numbers_are_named_as_of_their_step():
     training = Training(CpuRecorder())
     training.settle()
@@ -138,6 +141,7 @@ class Counter(Component):
         assert result.may_step is None or bool(result.may_step)
 
 
+@pytest.mark.slow
 def test_a_component_that_needs_the_numbers_gets_them_at_once(made_again):
     def build(views, photographs):
         stage = vanilla_stage(views, photographs)
@@ -156,6 +160,7 @@ def test_hooks_without_work_need_no_numbers():
     assert Counter().needs_numbers
 
 
+@pytest.mark.slow
 def test_a_run_saves_no_step_whose_numbers_were_not_read(scene, tmp_path, monkeypatch, made_again):
     """Checkpoints after each seventh iteration are those of a run without recordings."""
     populate = VanillaStage._population_components

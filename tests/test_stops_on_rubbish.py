@@ -102,6 +102,7 @@ def planted_nan(name: str):
     return spoil
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_nan_in_a_parameter_of_the_coarse_stage(
     scene, checkpoint, tmp_path, monkeypatch, capsys, name
@@ -120,6 +121,7 @@ def test_nan_in_a_parameter_of_the_coarse_stage(
     assert_last_checkpoint_is_good(tmp_path, 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_nan_in_a_parameter_of_the_vanilla_stage(scene, tmp_path, monkeypatch, capsys, name):
     plant(monkeypatch, VanillaStage, "begin", 8, planted_nan(name), before=True)
@@ -138,6 +140,7 @@ def test_a_bad_parameter_without_a_gradient_is_found_soon(
     assert_last_checkpoint_is_good(tmp_path, 7)
 
 
+@pytest.mark.slow
 def test_parameters_that_a_step_spoiled_are_not_saved(
     scene, checkpoint, tmp_path, monkeypatch, capsys
 ):

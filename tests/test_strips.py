@@ -166,6 +166,7 @@ def test_the_torch_twin_counts_the_same_rows():
 # Stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strips", [2, 5, HEIGHT, 1_000])
 @pytest.mark.parametrize(
     ("mode", "full"),
@@ -365,6 +366,7 @@ def test_strips_are_no_part_of_the_identity(config):
     assert "split" not in config.identity()
 
 
+@pytest.mark.slow
 def test_whole_runs_go_in_strips_and_do_not_start_anew_without_them(
     scene, checkpoint, tmp_path, capsys
 ):

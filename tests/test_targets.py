@@ -80,6 +80,7 @@ def assert_known_placement(placement: MapPlacement, middle: np.ndarray, noise: f
     assert np.linalg.norm(error) < 2 * noise
 
 
+@pytest.mark.slow
 def test_corners_of_targets_are_found_within_a_tenth_of_a_pixel(room):
     camera = room.capture.calibrated_cameras[5]
     errors = []
@@ -93,6 +94,7 @@ def test_corners_of_targets_are_found_within_a_tenth_of_a_pixel(room):
     assert np.linalg.norm(errors, axis=1).max() < 0.2
 
 
+@pytest.mark.slow
 def test_targets_of_a_known_side_give_the_scale(room):
     notes: list[str] = []
     flags = MapFlags(targets=KIND, target_size=SIZE)
@@ -104,6 +106,7 @@ def test_targets_of_a_known_side_give_the_scale(room):
     assert "8 targets" in notes[-1]
 
 
+@pytest.mark.slow
 def test_exports_are_in_metres_by_targets(room, tmp_path):
     """The scale alone: nothing is turned or moved."""
     root = tmp_path / "scene"
@@ -147,6 +150,7 @@ def gps_capture(root: Path, scene: TargetScene, noise: float) -> tuple[Capture, 
     return Capture(root, cameras), np.mean([camera.center for camera in cameras], axis=0)
 
 
+@pytest.mark.slow
 def test_targets_give_the_scale_that_noisy_gps_cannot(room, tmp_path):
     noise = 0.06
     capture, middle = gps_capture(tmp_path, room, noise)
@@ -164,6 +168,7 @@ def test_targets_give_the_scale_that_noisy_gps_cannot(room, tmp_path):
     assert abs(by_gps.similarity.scale / METRES - 1) > error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", ["", "number,x,y,z", "label,x,y,z"])
 def test_targets_with_coordinates_are_control_points(header, room, tmp_path):
     path = write_targets(tmp_path, room, noise=0.003, header=header)
@@ -179,6 +184,7 @@ def test_targets_with_coordinates_are_control_points(header, room, tmp_path):
     assert "sides of 8 targets" in notes[-1]
 
 
+@pytest.mark.slow
 def test_points_with_pixels_and_targets_go_together(room, tmp_path):
     pytest.importorskip("pyproj")
     path = write_targets(tmp_path, room)
@@ -200,6 +206,7 @@ def test_points_with_pixels_and_targets_go_together(room, tmp_path):
     assert placement.record()["targets"][0]["difference"] is None
 
 
+@pytest.mark.slow
 def test_a_target_of_another_size_is_left_out_of_the_scale_by_number(room):
     targets = placed_targets(room.capture, KIND, [].append)
     middle = targets[2].corners.mean(axis=0)
@@ -212,6 +219,7 @@ def test_a_target_of_another_size_is_left_out_of_the_scale_by_number(room):
         scale_by_targets(targets[1:3], SIZE, notes.append)
 
 
+@pytest.mark.slow
 def test_a_sighting_that_does_not_agree_is_left_out_by_photograph(room):
     capture = with_cameras(room, 2, 4, 6, 8)
     cameras = list(capture.calibrated_cameras)
@@ -238,6 +246,7 @@ def refusal(capture: Capture, **flags) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_bad_targets_are_refused_in_one_line(room, tmp_path):
     capture = room.capture
     assert "it takes 2 from different places" in refusal(with_cameras(room, 5), target_size=SIZE)
@@ -251,6 +260,7 @@ def test_bad_targets_are_refused_in_one_line(room, tmp_path):
     assert "none of the points 101, 102, 103 is a target" in refusal(capture, gcp=(other,))
 
 
+@pytest.mark.slow
 def test_two_targets_with_one_number_in_a_photograph_are_refused(room, tmp_path):
     planes, _ = boards((0, 1, 2, 3, 4, 5, 6, 0))
     camera = target_cameras(12)[5]

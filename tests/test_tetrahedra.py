@@ -207,6 +207,7 @@ def sphere():
     return fused(gaussians_of_sphere(RADIUS), ellipsoid_view)
 
 
+@pytest.mark.slow
 def test_views_of_a_sphere_become_a_closed_sphere(sphere):
     radii = np.linalg.norm(sphere.vertices, axis=1)
     errors = np.abs(radii - RADIUS)
@@ -227,6 +228,7 @@ def test_gaussians_below_the_surface_give_corners_outside():
     assert np.abs(radii - RADIUS).max() < VOXEL
 
 
+@pytest.mark.slow
 def test_a_disc_thinner_than_a_voxel_has_both_sides():
     thickness = 0.8 * VOXEL
     half_axes = (RADIUS, RADIUS, thickness / 2)

@@ -201,6 +201,7 @@ def test_texels_of_charts_are_of_about_the_same_size():
     assert float(density[order][shares > 0.05][0]) > 0.3 * mean
 
 
+@pytest.mark.slow
 def test_no_texel_is_of_two_faces():
     """Also where sheets lie above each other, and where noise folds faces over."""
     vertices, faces = blob(1, 4)

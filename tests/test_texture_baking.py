@@ -209,6 +209,7 @@ def test_bands_are_the_whole(kind):
     assert (parts.seen_texels, parts.face_texels) == (whole.seen_texels, whole.face_texels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["squares", "charts", "xatlas"])
 @pytest.mark.parametrize("n", [5, 14, 60])
 def test_faces_that_are_passed_over_would_have_found_nothing(kind, n, monkeypatch):

@@ -453,6 +453,7 @@ def test_normals_do_not_depend_on_the_size_of_the_scene():
         torch.testing.assert_close(found, normals, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rings", "component"), [(20, 5123), (186, 5125)])
 def test_a_glb_is_what_the_format_asks_for(rings, component):
     """Indices are of 32 bits where there are more than 65,535 vertices."""

@@ -119,6 +119,7 @@ def test_other_sources_and_atlases(inputs, tmp_path, flags):
     assert not (tmp_path / f"{NAME}.glb").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learned_by", ["refinement", "checkpoint"])
 def test_photographs_of_changing_exposure_give_the_colours_of_the_mean_one(
     inputs, tmp_path, learned_by
@@ -248,6 +249,7 @@ def test_a_damaged_photograph_is_left_out_of_a_texture(tmp_path, capsys):
     assert f"photographs that cannot be read: {damaged.name}" in told
 
 
+@pytest.mark.slow
 def test_the_size_follows_from_the_photographs_up_to_a_limit(inputs, tmp_path):
     sides = []
     for name, words in (("free", ()), ("limited", ("--texture_size", 40))):

@@ -283,6 +283,7 @@ def test_minutes_that_cannot_be_planned_are_refused_before_the_cameras(tmp_path,
         run_with_minutes(tmp_path, monkeypatch, "--schedule_scale", 0.1)
 
 
+@pytest.mark.slow
 def test_too_few_minutes_are_said_and_the_run_ends_with_what_is_possible(
     tmp_path, capsys, monkeypatch
 ):

@@ -134,6 +134,7 @@ def test_the_loss_is_the_weighted_sum_of_the_table(mode):
     assert found.keys() == {"loss", *TERMS[mode]}
 
 
+@pytest.mark.slow
 def test_vanilla_writes_the_layout_of_the_reference(scene, vanilla_run):
     own = {path for path in files_of(vanilla_run) if not path.startswith("checkpoints/")}
     assert own == {
@@ -187,6 +188,7 @@ def test_vanilla_densifies_and_its_export_is_its_last_state(vanilla_run):
         assert torch.equal(getattr(exported, name), value), name
 
 
+@pytest.mark.slow
 def test_vanilla_exports_the_model_that_was_trained_and_not_the_one_that_follows(scene, tmp_path):
     """At a round of densification, at a reset of opacities, and where no step would follow."""
     rounds = ("--densify_from_iter", 2, "--densification_interval", 4, "--densify_grad_threshold")
@@ -207,6 +209,7 @@ def test_vanilla_exports_the_model_that_was_trained_and_not_the_one_that_follows
         assert clouds[changed].opacity_logits.sigmoid().max() > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [320, 120])
 def test_vanilla_never_exceeds_the_number_allowed(scene, tmp_path, limit):
     code = short_vanilla(
@@ -233,6 +236,7 @@ def test_vanilla_never_exceeds_the_number_allowed(scene, tmp_path, limit):
     assert max(numbers) == limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.03, 0.001, 300.0])
 def test_a_capture_in_other_units_is_learned_as_well(tmp_path, scale):
     """Nothing depends on the length of a world unit: no near plane, no least size."""
@@ -293,6 +297,7 @@ def test_vanilla_result_is_a_checkpoint_for_sugar(scene, vanilla_run, tmp_path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["cfg_args", "cameras.json", "everything but the ply"])
 def test_incomplete_checkpoints_of_other_programs_are_enough(scene, tmp_path, missing):
     foreign = make_tiny_checkpoint(tmp_path / "foreign", scene)
@@ -323,6 +328,7 @@ def test_export_of_splatfacto_is_enough(scene, tmp_path, capsys):
     assert "dropped 2 of 200 Gaussians" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", REGULARIZATIONS)
 def test_coarse_writes_its_files_and_nothing_else(coarse_runs, mode):
     run = coarse_runs[mode]

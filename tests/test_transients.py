@@ -65,6 +65,7 @@ def found(images: dict[str, torch.Tensor], earlier=None) -> dict[str, np.ndarray
     return dict(find_transients(gaussians, tiny_cameras(N_VIEWS), compare, earlier or {}))
 
 
+@pytest.mark.slow
 def test_what_stands_in_front_is_found_there_and_nowhere_else():
     masks = found(photographs(occluded=True))
     assert tuple(masks) == ALL_OCCLUDED
@@ -175,6 +176,7 @@ def trained(occluded_scene, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_masks_lie_beside_the_gaussians_and_reach_later_stages(trained, occluded_scene):
     folder = trained / "point_cloud" / "iteration_300" / "transient_masks"
     assert sorted(path.stem for path in folder.iterdir()) == list(ALL_OCCLUDED)
@@ -214,6 +216,7 @@ def test_resume_equals_uninterrupted_with_masks(trained, occluded_scene, tmp_pat
     assert (trained / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_where_nothing_moves_the_bits_are_those_of_a_run_without_a_search(scene, tmp_path):
     assert run(scene, tmp_path / "with") == 0
     assert run(scene, tmp_path / "without", "--transients", "False") == 0

@@ -90,6 +90,7 @@ def test_a_camera_that_moves_is_no_turntable(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "input"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frame", ["circle", "border"])
 @pytest.mark.parametrize("color", [0, 255])
 def test_a_frame_around_photographs_of_a_moving_camera_is_no_turntable(tmp_path, frame, color):
@@ -113,6 +114,7 @@ def test_a_round_of_few_photographs_is_not_told_from_a_moving_camera(tmp_path):
     assert write_turntable_masks(photographs, tmp_path / "masks") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fox", "bunny", "spot"])
 def test_captures_by_hand_are_no_turntables(name, tmp_path, scenes_dir):
     photographs = described_photographs(scenes_dir / name / "images", recursive=True)

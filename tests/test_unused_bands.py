@@ -55,6 +55,7 @@ def trained(scene: TinyScene, output: Path, *flags: object) -> Path:
     return output / "checkpoints"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", STORAGE, ids=lambda flags: " ".join(map(str, flags)) or "fp32")
 def test_runs_have_the_bits_of_a_renderer_and_optimizer_that_take_all_bands(
     scene, tmp_path, monkeypatch, flags

@@ -167,6 +167,7 @@ def _sound(path: Path) -> None:
         container.mux(stream.encode())
 
 
+@pytest.mark.slow
 def test_a_video_becomes_a_scene_beside_it(pictures, tmp_path):
     video = write_video(tmp_path / "walk.mp4", pictures)
     assert scene_root(video) == tmp_path / "walk"

@@ -39,6 +39,7 @@ def quiet(title: str, total: int):
     yield lambda done: None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("origin", ["GPS5", "GPS9", "SRT"])
 def test_frames_have_the_position_of_their_moment(origin, tmp_path):
     video = write_gps_video(tmp_path / "walk.mp4", "none" if origin == "SRT" else origin)

@@ -104,6 +104,7 @@ CASES = [
 """Masks take most of the time, so that the fast tests read them for what is wrong with them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "masks"), CASES)
 def test_each_fault_names_the_spoilt_views_and_no_others(capture, tmp_path, name, masks):
     root = copy_scene(capture, tmp_path / "scene")
@@ -115,6 +116,7 @@ def test_each_fault_names_the_spoilt_views_and_no_others(capture, tmp_path, name
     assert all(camera.name not in scene.dropped_views for camera in scene.train_cameras)
 
 
+@pytest.mark.slow
 def test_a_good_capture_stays_as_it_is(capture):
     scene, lines = load(capture)
     assert scene.dropped_views == {}
@@ -195,6 +197,7 @@ def test_copies_leave_the_image_that_fits_its_points(capture, tmp_path):
     assert inconsistent_images([], None)[0] == {}
 
 
+@pytest.mark.slow
 def test_outlines_that_are_off_are_measured(capture, tmp_path):
     root = copy_scene(capture, tmp_path / "scene")
     faults(Path())["outlines off by 2 %"](root, [SPOILT], np.random.default_rng(0))
@@ -208,6 +211,7 @@ def test_outlines_that_are_off_are_measured(capture, tmp_path):
     assert mask_agreement(scene.train_cameras[:4], scene.points) is None
 
 
+@pytest.mark.slow
 def test_held_out_views_are_those_of_the_whole_capture_in_all_stages(capture, tmp_path):
     """One dropped view must not shift which views are held out."""
     root = copy_scene(capture, tmp_path / "scene")
@@ -239,6 +243,7 @@ def test_held_out_views_are_those_of_the_whole_capture_in_all_stages(capture, tm
         assert [c.name for c in later.train_cameras] == [c.name for c in scene.train_cameras]
 
 
+@pytest.mark.slow
 def test_later_stages_leave_out_what_training_left_out(capture, tmp_path):
     scene, _ = load(capture, eval_split=True)
     checkpoint = tmp_path / "model"

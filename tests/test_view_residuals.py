@@ -66,6 +66,7 @@ def scene(tmp_path_factory):
     return tiny.root
 
 
+@pytest.mark.slow
 def test_resume_equals_uninterrupted_when_a_view_is_left_out(scene, tmp_path, capsys):
     def run(folder, *flags):
         return run_cli(
@@ -88,6 +89,7 @@ def test_resume_equals_uninterrupted_when_a_view_is_left_out(scene, tmp_path, ca
     assert_same_bits(*paths)
 
 
+@pytest.mark.slow
 def test_views_that_are_asked_for_stay(scene, tmp_path, capsys):
     code = run_cli(
         vanilla_train.main, s=scene, m=tmp_path / "kept", iterations=40, keep_views=WRONG

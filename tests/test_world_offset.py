@@ -108,6 +108,7 @@ def test_points_keep_their_digits_and_one_line_says_what_was_subtracted(far_scen
     assert any("far from the origin" in message for message in messages)
 
 
+@pytest.mark.slow
 def test_training_is_as_good_as_at_the_origin(far_scene, tmp_path):
     scenes = {"near": make_tiny_scene(tmp_path / "scene"), "far": far_scene}
     psnr = {}
