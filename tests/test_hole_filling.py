@@ -19,7 +19,7 @@ from sugar_extractors.mesh.holes.hole_filling import (
     fill_holes,
     simple_loops,
 )
-from sugar_extractors.mesh.holes.hole_shapes import MIN_COVERING_VIEWS, Judgement
+from sugar_extractors.mesh.holes.hole_shapes import MIN_COVERING_VIEWS, Judgement, Rims
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_scene.depth_view import DepthView, FusedViews
@@ -92,7 +92,7 @@ def plane(n=40) -> TriangleMesh:
     return mesh_of(vertices, np.concatenate(faces))
 
 
-def agree(points: np.ndarray) -> Judgement:
+def agree(points: np.ndarray, _: Rims) -> Judgement:
     """All views show all places, and none contradicts."""
     n = len(points)
     return Judgement(np.full(n, MIN_COVERING_VIEWS), np.zeros(n, dtype=bool))
@@ -101,10 +101,16 @@ def agree(points: np.ndarray) -> Judgement:
 def refuting(is_refuted):
     """A judge of views that all show all places, and contradict some points."""
 
-    def judge(points: np.ndarray) -> Judgement:
+    def judge(points: np.ndarray, _: Rims) -> Judgement:
         return Judgement(np.full(len(points), 9), is_refuted(points))
 
     return judge
+
+
+def without_rims(points) -> tuple[np.ndarray, Rims]:
+    """Points to judge, none of which is known to lie on the mesh."""
+    n = len(points)
+    return np.array(points), Rims(np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool))
 
 
 def assert_closed(mesh: TriangleMesh, n_border_edges: int = 0) -> None:
@@ -405,7 +411,7 @@ def test_a_hole_beside_the_images_stays_open():
     # The images end below the hole.
     cameras = [replace(camera, cy=camera.cy - 80) for camera in ring_of_cameras()]
     judge = evidence(cameras, egg()).judge
-    assert (judge(np.array([[0, 0, 0], [0, 0, 1.4]])).n_views == [8, 0]).all()
+    assert (judge(*without_rims([[0, 0, 0], [0, 0, 1.4]])).n_views == [8, 0]).all()
     mesh, counts = fill_holes(torn, judge, is_object=True)
     assert counts == HoleCounts(outside_views=1)
     assert mesh is torn
@@ -441,7 +447,8 @@ def test_a_pit_that_views_look_into_is_no_hole():
     floor = replace(floor, vertices=floor.vertices - (0.5, 0.5, -0.4))
     pit = merge_meshes([torn, floor])
     pit_evidence = evidence(above, pit)
-    judgement = pit_evidence.judge(np.array([[0.0, 0.0, 0.97], [0.0, 0.0, 0.41], [0.0, 0.0, 0.2]]))
+    points = without_rims([[0.0, 0.0, 0.97], [0.0, 0.0, 0.41], [0.0, 0.0, 0.2]])
+    judgement = pit_evidence.judge(*points)
     assert judgement.is_contradicted.tolist() == [True, False, False]
     assert fill_holes(torn, pit_evidence.judge, is_object=True).counts == HoleCounts(contradicted=1)
     # The same place as a surface is no contradiction.
@@ -454,14 +461,15 @@ def test_the_inner_side_behind_a_hole_is_no_pit():
     torn = pierced(egg(), UP, 9)
     above = ring_of_cameras(height=1.2)
     of_model = evidence(above, torn, hull_around(egg(), above))
-    assert of_model.judge(np.array([[0.0, 0.0, 1.39]])).is_contradicted.tolist() == [False]
+    on_top = without_rims([[0.0, 0.0, 1.39]])
+    assert of_model.judge(*on_top).is_contradicted.tolist() == [False]
     mesh, counts = fill_holes(torn, of_model.judge, is_object=True, region=Region(BOX))
     assert counts == HoleCounts(filled=1)
     assert abs(fillings(mesh)[:, 2].max() - 1.4) < 0.03
     # If what they see faces them, it is the floor of a pit.
     turned = replace(torn, faces=torn.faces[:, ::-1].copy())
     pit = evidence(above, torn, hull_around(egg(), above), mesh=turned)
-    assert pit.judge(np.array([[0.0, 0.0, 1.39]])).is_contradicted.tolist() == [True]
+    assert pit.judge(*on_top).is_contradicted.tolist() == [True]
 
 
 def test_fillings_are_marked_in_the_file_and_stay_so_when_triangles_are_split(tmp_path):
