@@ -15,6 +15,7 @@ from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import (
     HOLE_SHARE,
+    OBJECT_HOLE_SHARE,
     HoleCounts,
     fill_holes,
     simple_loops,
@@ -110,7 +111,8 @@ def refuting(is_refuted):
 def without_rims(points) -> tuple[np.ndarray, Rims]:
     """Points to judge, none of which is known to lie on the mesh."""
     n = len(points)
-    return np.array(points), Rims(np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool))
+    no = np.zeros(n, dtype=bool)
+    return np.array(points), Rims(np.zeros(n, dtype=np.int64), is_rim=no, is_wide=no)
 
 
 def assert_closed(mesh: TriangleMesh, n_border_edges: int = 0) -> None:
@@ -252,9 +254,14 @@ def test_the_end_of_an_open_surface_stays_open():
 
 
 def test_a_large_hole_and_the_longest_of_what_is_no_object_stay_open():
-    degrees = np.degrees(np.arcsin(HOLE_SHARE * np.sqrt(3)))
+    degrees = np.degrees(np.arcsin(OBJECT_HOLE_SHARE * np.sqrt(3)))
     torn = pierced(sphere(1.0), UP, degrees)
     assert fill_holes(torn, agree, is_object=True).counts == HoleCounts(too_large=1)
+    degrees = np.degrees(np.arcsin(HOLE_SHARE * np.sqrt(3)))
+    torn = pierced(pierced(sphere(1.0), UP, degrees), (0.0, 0.0, -1.0), degrees + 3)
+    counts = fill_holes(torn, agree, is_object=False).counts
+    assert counts == HoleCounts(too_large=1, outer_borders=1)
+    assert fill_holes(torn, agree, is_object=True).counts == HoleCounts(filled=2)
     small = pierced(sphere(1.0))
     assert fill_holes(small, agree, is_object=False).counts == HoleCounts(outer_borders=1)
 

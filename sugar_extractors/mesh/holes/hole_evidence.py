@@ -8,7 +8,8 @@ The depth of a view contradicts what stands before the surface that it shows, an
 a surface at the place itself speaks for it. Views that see their surface best weigh most, and most
 of the weight decides. Depth is that of the model, which lacks what the mesh lacks: a view may look
 through the hole at the inner side of the surface behind it. No camera ever saw that, so it says
-nothing about the hole. Neither does depth of an object that the mesh has nowhere.
+nothing about a small hole. Neither does depth of an object that the mesh has nowhere. A wide hole
+that views look into may be an opening.
 """
 
 from __future__ import annotations
@@ -57,15 +58,20 @@ class ViewEvidence:
         for camera in self.views.cameras:
             small = camera.reduced(OVERVIEW_SIDE)
             n_views += self._covers(small, pixels_of(small.coordinates(positions), small))
-        is_contradicted = self._is_before_surfaces(positions)
+        is_contradicted = self._is_before_surfaces(positions, rims.is_wide)
         if self.views.hull is not None:
             parts = torch.from_numpy(rims.holes).to(device)
             known = KnownSurface(parts, torch.from_numpy(rims.is_rim).to(device))
             is_contradicted |= ~self.views.hull.contains(positions, known)
         return Judgement(n_views.cpu().numpy(), is_contradicted.cpu().numpy())
 
-    def _is_before_surfaces(self, positions: Tensor) -> Tensor:
-        """Return which points stand before the surfaces that most views show. (N, 3) -> (N,)"""
+    def _is_before_surfaces(self, positions: Tensor, is_wide: np.ndarray) -> Tensor:
+        """Return which points stand before the surfaces that most views show. (N, 3) -> (N,)
+
+        Args:
+            is_wide: Points against which an inner side of the mesh is evidence, too. (N,) bool
+        """
+        counts_always = torch.from_numpy(is_wide).to(positions.device)
         is_inner = self.box.contains(positions.cpu().numpy())
         voxels = np.where(is_inner, self.inner_voxel, self.outer_voxel)
         reach = FRONT_VOXELS * torch.from_numpy(voxels).to(positions)
@@ -85,7 +91,7 @@ class ViewEvidence:
             small = camera.reduced(OVERVIEW_SIDE)
             small_pixels = pixels_of(small.coordinates(positions), small)
             is_evidence = self._shows_evidence(small, small_pixels)
-            weight_before += weight * (is_evidence & (distance > reach))
+            weight_before += weight * ((is_evidence | counts_always) & (distance > reach))
         return weight_before > MAJORITY * (weight_before + weight_at_surface)
 
     def _shows_evidence(self, small: Camera, pixels: Pixels) -> Tensor:

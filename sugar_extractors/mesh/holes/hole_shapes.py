@@ -22,6 +22,7 @@ class Rims(NamedTuple):
 
     holes: np.ndarray  # number of the hole of each point, (N,) int64
     is_rim: np.ndarray  # whether it lies on the rim, hence on the mesh, (N,) bool
+    is_wide: np.ndarray  # whether its hole is so wide that views into it contradict, (N,) bool
 
 
 class Judgement(NamedTuple):
@@ -43,12 +44,17 @@ class JudgedShape(NamedTuple):
 
 
 def judged_shape(
-    patch: Patch, one_ring: OneRing, judge: Judge, loops: Sequence[np.ndarray]
+    patch: Patch,
+    one_ring: OneRing,
+    judge: Judge,
+    loops: Sequence[np.ndarray],
+    is_wide: np.ndarray,
 ) -> JudgedShape:
     """Return the smoothest shape of each filling that photographs do not contradict.
 
     Args:
         loops: Rims of the holes, rows of the mesh.
+        is_wide: Holes that a view must not look into, (H,) bool.
     """
     n_rim = patch.n_rim
     n_inside = patch.mesh.n_vertices - n_rim
@@ -63,7 +69,7 @@ def judged_shape(
     numbers = np.concatenate([rim_holes, np.tile(holes, len(SHARES))])
     is_rim = np.arange(len(numbers)) < len(rim_rows)
     points = np.concatenate([flat[rim_rows], shapes.reshape(-1, 3)])
-    judgement = judge(points, Rims(numbers, is_rim))
+    judgement = judge(points, Rims(numbers, is_rim, is_wide[numbers]))
     # Of each share of each vertex off the rims.
     n_views = judgement.n_views[~is_rim].reshape(len(SHARES), n_inside)
     is_refuted = judgement.is_contradicted[~is_rim].reshape(len(SHARES), n_inside)
