@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.data.masks import VisualHull, distance_outside
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import (
@@ -23,7 +22,6 @@ from sugar_extractors.mesh.holes.hole_filling import (
 from sugar_extractors.mesh.holes.hole_shapes import MIN_COVERING_VIEWS, Judgement, Rims
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.tsdf import TsdfConfig
-from sugar_scene.depth_view import DepthView, FusedViews
 from sugar_scene.regions import Box, Region, SharedPlane
 from sugar_scene.subdivision import with_split_faces
 from sugar_scene.triangle_mesh import (
@@ -39,7 +37,14 @@ from sugar_scene.triangle_mesh import (
     with_vertex_normals,
     write_mesh_ply,
 )
-from sugar_scene.triangle_rasterizer import rasterize_triangles
+from tests.support.mesh_evidence import (
+    BOX,
+    UP,
+    depth_renderer,
+    evidence_of,
+    hull_around,
+    pierced,
+)
 from tests.support.mesh_scenes import (
     ITERATION,
     mesh_of,
@@ -50,21 +55,11 @@ from tests.support.mesh_scenes import (
 )
 from tests.support.random_scenes import look_at
 
-UP = (0.0, 0.0, 1.0)
 ASIDE = (1.0, 0.3, 0.2)
-BOX = Box.cube(np.zeros(3), 10.0)
-ANGLE = 10.0
-"""Within so many degrees around an axis vertices of the unit sphere are missing."""
 
 
 def directions(mesh: TriangleMesh) -> np.ndarray:
     return mesh.vertices / np.linalg.norm(mesh.vertices, axis=1, keepdims=True)
-
-
-def pierced(mesh: TriangleMesh, axis=UP, degrees=ANGLE) -> TriangleMesh:
-    """A mesh around the origin without the vertices in a cone."""
-    cosines = directions(mesh) @ (np.array(axis) / np.linalg.norm(axis))
-    return keep_vertices(mesh, cosines < np.cos(np.radians(degrees)))
 
 
 def rim_height(torn: TriangleMesh, axis=UP) -> float:
@@ -361,36 +356,9 @@ def ring_of_cameras(n=8, height=0.3, width=256):
     return cameras
 
 
-def depth_renderer(mesh: TriangleMesh):
-    """A renderer of the depth of a mesh."""
-    vertices = torch.tensor(mesh.vertices, dtype=torch.float32)
-    faces = torch.tensor(mesh.faces)
-
-    def render(camera) -> DepthView:
-        hits = rasterize_triangles(vertices, faces, camera)
-        depth = torch.where(hits.covered, hits.depth, 0.0)
-        return DepthView(camera, depth, torch.zeros(*depth.shape, 3), torch.ones_like(depth))
-
-    return render
-
-
 def evidence(cameras, surface: TriangleMesh, hull=None, mesh=None) -> ViewEvidence:
     """Evidence of views of a surface about the holes of a mesh; None for that surface."""
-    return ViewEvidence(
-        FusedViews(cameras, lambda: depth_renderer(surface), hull, torch.device("cpu")),
-        box=BOX,
-        inner_voxel=0.01,
-        outer_voxel=0.01,
-        mesh=mesh or surface,
-    )
-
-
-def hull_around(mesh: TriangleMesh, cameras) -> VisualHull:
-    """The hull of the silhouettes of a mesh."""
-    vertices = torch.tensor(mesh.vertices, dtype=torch.float32)
-    faces = torch.tensor(mesh.faces)
-    masks = [rasterize_triangles(vertices, faces, camera).covered for camera in cameras]
-    return VisualHull(tuple(cameras), tuple(distance_outside(mask) for mask in masks))
+    return evidence_of(cameras, depth_renderer(surface), mesh or surface, hull)
 
 
 def egg() -> TriangleMesh:
