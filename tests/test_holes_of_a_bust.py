@@ -145,9 +145,10 @@ def test_loose_pieces_without_a_size_in_any_photograph_go():
     speck = sphere(2 * pixel, place + 0.2, rings=2)
     rod = sphere(1.0, rings=2)
     rod = replace(rod, vertices=rod.vertices * (pixel, pixel, 9 * pixel) + place - 0.4)
+    two_sided = mesh_of(flake.vertices - 0.2, [[0, 1, 2], [0, 2, 1]])
     large_flake = mesh_of(place + 60 * pixel * np.eye(3), [[0, 1, 2]])
     head = bust()
-    mesh = merge_meshes([head, flake, speck, rod, large_flake])
+    mesh = merge_meshes([head, flake, two_sided, speck, rod, large_flake])
     nowhere = np.zeros(mesh.n_vertices, dtype=bool)
     left = without_loose_pieces(mesh, CAMERAS, nowhere)
     assert left.n_faces == head.n_faces + rod.n_faces + large_flake.n_faces

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loose pieces of a mesh that are too small for any photograph to tell what they are.
 
-The fusion leaves none, but what is cut off, decimated and removed later leaves some. A piece of a
-thin part, as of a rod, was fused from all sides and is closed; a flake has one side.
+The fusion leaves none, but what is cut off, decimated and removed later leaves some: flakes with
+one side, or with two and nothing between them. Pieces of thin parts such as rods are slender.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from sugar_scene import triangle_mesh as meshes
 from sugar_scene.triangle_mesh import TriangleMesh
 
 MIN_FACES = 20  # a component of as many triangles stays
-MIN_PIXELS = 9.0  # diagonal of a component that stays, in pixels of the nearest view
-MIN_FLAKE_PIXELS = 24.0  # the same of a flake
-MIN_FLAKE_FLATNESS = 0.5  # of a flake: that of half a sphere; a closed surface has 0
+MIN_PIXELS = 24.0  # diagonal of a component that stays, in pixels of the nearest view
+MIN_SLENDER_PIXELS = 9.0  # the same of a slender one
+MAX_SLENDER_WIDTH = 0.25  # of a slender component, along its second principal axis in its length
 
 
 def without_loose_pieces(
@@ -33,8 +33,7 @@ def without_loose_pieces(
     if mesh.n_faces == 0 or not cameras:
         return mesh
     labels = meshes.component_labels(mesh)
-    is_flake = _flatness(mesh, labels) >= MIN_FLAKE_FLATNESS
-    pixels = np.where(is_flake, MIN_FLAKE_PIXELS, MIN_PIXELS)
+    pixels = np.where(_is_slender(mesh.vertices, labels), MIN_SLENDER_PIXELS, MIN_PIXELS)
     min_diagonals = pixels * nearest_pixel_sizes(mesh.vertices, cameras)
     # The component with most faces stays, however small it is.
     most_faces = int(np.bincount(labels[mesh.faces[:, 0]]).max())
@@ -43,11 +42,14 @@ def without_loose_pieces(
     )
 
 
-def _flatness(mesh: TriangleMesh, labels: np.ndarray) -> np.ndarray:
-    """Return the length of the mean normal of each component, at the place of its label. (V,)"""
-    normals = meshes.doubled_area_normals(mesh.vertices, mesh.faces)
-    face_labels = labels[mesh.faces[:, 0]]
-    totals = np.zeros((mesh.n_vertices, 3))
-    np.add.at(totals, face_labels, normals)
-    areas = np.bincount(face_labels, np.linalg.norm(normals, axis=1), mesh.n_vertices)
-    return np.linalg.norm(totals, axis=1) / np.maximum(areas, 1e-300)
+def _is_slender(vertices: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return which vertices, (V, 3), belong to slender components. (V,) bool"""
+    _, rows, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(counts), 3))
+    np.add.at(sums, rows, vertices)
+    centered = vertices - (sums / counts[:, None])[rows]
+    moments = np.zeros((len(counts), 3, 3))
+    np.add.at(moments, rows, centered[:, :, None] * centered[:, None, :])
+    variances = np.linalg.eigvalsh(moments)
+    is_slender = variances[:, 1] < MAX_SLENDER_WIDTH**2 * variances[:, 2]
+    return is_slender[rows]
