@@ -131,6 +131,30 @@ def test_a_dent_that_most_views_show_stays():
     assert counts == HoleCounts(contradicted=1)
 
 
+@pytest.mark.parametrize("radius", [0.11, 0.13, 0.18])
+@pytest.mark.parametrize(("low", "high"), [(0, 0.5), (-3, 3)])
+def test_an_opening_that_masks_show_stays(low, high, radius):
+    """A tunnel through a flat object, 9 pixels in radius or more, whose ends the masks cut open."""
+    ball = sphere(1.0, rings=90)
+    flat = replace(ball, vertices=ball.vertices * (0.12, 0.9, 1.0))
+    distances = np.linalg.norm(flat.vertices[:, 1:] - (0.0, 0.2), axis=1)
+    wall = sphere(1.0, rings=20)
+    wall = keep_vertices(wall, np.abs(wall.vertices[:, 2]) < 0.99)
+    around = wall.vertices[:, :2] / np.linalg.norm(wall.vertices[:, :2], axis=1, keepdims=True)
+    wall_vertices = np.column_stack([0.12 * wall.vertices[:, 2], radius * around + (0.0, 0.2)])
+    with_tunnel = merge_meshes(
+        [keep_vertices(flat, distances > radius), replace(wall, vertices=wall_vertices)]
+    )
+    masks = [
+        rough_mask(silhouette, number, low, high)
+        for number, silhouette in enumerate(silhouettes(with_tunnel, CAMERAS))
+    ]
+    hull = hull_of_masks(masks, CAMERAS)
+    torn = with_corners_in(flat, hull.contains(torch.tensor(flat.vertices)).numpy())
+    counts = filled(torn, hull, depth_renderer(with_tunnel)).counts
+    assert counts == HoleCounts(contradicted=2)
+
+
 def test_a_wide_hole_is_closed_unless_views_look_into_it():
     hull = hull_of_rough_masks(-1, 1)
     torn = pierced(bust(), (0, 0, 1), 16)

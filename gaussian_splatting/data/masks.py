@@ -435,14 +435,14 @@ def distance_outside(mask: Tensor) -> Tensor:
 class KnownSurface:
     """Parts of a surface that photographs showed, among points that are judged.
 
-    A mask that leaves out such a part by more than the tolerance is wrong there.
+    A mask that leaves out such a part is wrong there.
     """
 
     parts: Tensor  # number of the part to which each point belongs, (N,) int64
     is_known: Tensor  # which points lie on the part; the others lie near it. (N,) bool
 
-    def errors(self, distances: Tensor, tolerance: float) -> Tensor:
-        """Return by how many pixels a mask is wrong near each point; 0 within the tolerance. (N,)
+    def errors(self, distances: Tensor) -> Tensor:
+        """Return by how many pixels a mask leaves out the part of each point. (N,)
 
         Args:
             distances: Of the points from the mask, (N,) pixels; 0 in it and where it shows none.
@@ -452,7 +452,7 @@ class KnownSurface:
         largest = distances.new_zeros(int(self.parts.max()) + 1)
         known = distances[self.is_known]
         largest.scatter_reduce_(0, self.parts[self.is_known], known, "amax")
-        return torch.where(largest > tolerance, largest, 0.0)[self.parts]
+        return largest[self.parts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -472,7 +472,7 @@ class VisualHull:
         least one pixel later. A view that does not show a point has no vote.
 
         Args:
-            known: Surface among the points; what masks leave out of it adds to the tolerance.
+            known: Surface among the points; masks have the tolerance that it needs, at least.
 
         Returns:
             Sums of the votes, and of the weights of the views that show a point. (N,), (N,) float32
@@ -490,20 +490,17 @@ class VisualHull:
             rows = torch.where(is_shown, v, 0).long()
             columns = torch.where(is_shown, u, 0).long()
             outside = (distance[rows, columns].float() / _STEPS) * is_shown
-            beyond = outside - self.tolerance
+            tolerance = torch.full_like(outside, self.tolerance)
             if known is not None:
-                beyond -= known.errors(outside, self.tolerance)
+                tolerance = torch.maximum(tolerance, known.errors(outside))
+            beyond = outside - tolerance
             votes += (beyond / max(self.tolerance, 1.0)).clamp(0, 1) * is_shown * weight
             shown_by += is_shown * weight
         return votes, shown_by
 
-    def contains(self, points: Tensor, known: KnownSurface | None = None) -> Tensor:
-        """Whether too few masks exclude points. (N, 3) -> (N,) bool
-
-        Args:
-            known: As of :meth:`votes`.
-        """
-        votes, shown_by = self.votes(points, known)
+    def contains(self, points: Tensor) -> Tensor:
+        """Whether too few masks exclude points. (N, 3) -> (N,) bool"""
+        votes, shown_by = self.votes(points)
         return ~is_outside(votes, shown_by)
 
     def silhouette(self, camera: Camera) -> Tensor | None:

@@ -2,7 +2,8 @@
 """Evidence of photographs for and against a surface that would fill a hole.
 
 A mask contradicts what lies outside of the object. As of masks, single views are outvoted: some are
-wrong. A mask that leaves out the rim of a hole, which photographs showed, is as wrong inside of it.
+wrong. A mask that leaves out the rim of a hole, which photographs showed, is as wrong inside of it;
+but where many do, one that leaves out more than the rim shows an opening.
 
 The depth of a view contradicts what stands before the surface that it shows, and a view that shows
 a surface at the place itself speaks for it. Views that see their surface best weigh most, and most
@@ -22,7 +23,12 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, Pixels, pixels_of
-from gaussian_splatting.data.masks import OVERVIEW_SIDE, KnownSurface
+from gaussian_splatting.data.masks import (
+    OVERVIEW_SIDE,
+    KnownSurface,
+    VisualHull,
+    is_outside,
+)
 from sugar_extractors.mesh.holes.hole_shapes import Judgement, Rims
 from sugar_scene.depth_view import FusedViews
 from sugar_scene.regions import Box
@@ -31,6 +37,7 @@ from sugar_scene.triangle_rasterizer import mesh_tensors, rasterize_triangles
 
 FRONT_VOXELS = 4.0  # by which a point stands before a surface: the reach of fused distances
 FRONT_PIXELS = 2  # all pixels this near to a point have to show a deeper surface: edges are blurred
+BEYOND_RIM_VOTES = 0.5  # of the masks that leave out more than the rim of a hole
 MAJORITY = 0.5  # of the weight of the views whose depth tells something about a point
 
 
@@ -60,10 +67,16 @@ class ViewEvidence:
             n_views += self._covers(small, pixels_of(small.coordinates(positions), small))
         is_contradicted = self._is_before_surfaces(positions, rims.is_wide)
         if self.views.hull is not None:
-            parts = torch.from_numpy(rims.holes).to(device)
-            known = KnownSurface(parts, torch.from_numpy(rims.is_rim).to(device))
-            is_contradicted |= ~self.views.hull.contains(positions, known)
+            is_contradicted |= self._is_outside_of_masks(self.views.hull, positions, rims)
         return Judgement(n_views.cpu().numpy(), is_contradicted.cpu().numpy())
+
+    def _is_outside_of_masks(self, hull: VisualHull, positions: Tensor, rims: Rims) -> Tensor:
+        """Return which points too many masks exclude, and some farther than the rim. (N,) bool"""
+        parts = torch.from_numpy(rims.holes).to(positions.device)
+        known = KnownSurface(parts, torch.from_numpy(rims.is_rim).to(positions.device))
+        votes, shown_by = hull.votes(positions)
+        votes_beyond_rim, _ = hull.votes(positions, known)
+        return is_outside(votes, shown_by) & (votes_beyond_rim > BEYOND_RIM_VOTES)
 
     def _is_before_surfaces(self, positions: Tensor, is_wide: np.ndarray) -> Tensor:
         """Return which points stand before the surfaces that most views show. (N, 3) -> (N,)
