@@ -238,19 +238,21 @@ def component_diagonals(
 def without_small_components(
     mesh: TriangleMesh,
     min_faces: int,
-    min_diagonal: float = math.inf,
+    min_diagonal: float | np.ndarray = math.inf,
     continues: np.ndarray | None = None,
 ) -> TriangleMesh:
     """Remove connected components of fewer faces whose box has a shorter diagonal, too.
 
     Args:
+        min_diagonal: The same for all, or at the place of each component's label, (V,); world
+            units.
         continues: At which vertices the surface goes on in another mesh, (V,) bool; components
             with a face there stay. None: nowhere.
     """
     labels = component_labels(mesh)
     face_labels = labels[mesh.faces[:, 0]]
     is_large = np.bincount(face_labels, minlength=mesh.n_vertices) >= min_faces
-    if not math.isinf(min_diagonal):
+    if not np.isinf(min_diagonal).all():
         is_large |= component_diagonals(mesh, labels) >= min_diagonal
     if continues is not None:
         is_large[face_labels[continues[mesh.faces].any(axis=1)]] = True

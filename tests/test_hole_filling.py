@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from gaussian_splatting.data.masks import VisualHull, distance_outside
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import (
     HOLE_SHARE,
+    OBJECT_HOLE_SHARE,
     HoleCounts,
     fill_holes,
     simple_loops,
 )
-from sugar_extractors.mesh.holes.hole_shapes import MIN_COVERING_VIEWS, Judgement
+from sugar_extractors.mesh.holes.hole_shapes import MIN_COVERING_VIEWS, Judgement, Rims
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.tsdf import TsdfConfig
-from sugar_scene.depth_view import DepthView, FusedViews
 from sugar_scene.regions import Box, Region, SharedPlane
 from sugar_scene.subdivision import with_split_faces
 from sugar_scene.triangle_mesh import (
@@ -38,7 +37,14 @@ from sugar_scene.triangle_mesh import (
     with_vertex_normals,
     write_mesh_ply,
 )
-from sugar_scene.triangle_rasterizer import rasterize_triangles
+from tests.support.mesh_evidence import (
+    BOX,
+    UP,
+    depth_renderer,
+    evidence_of,
+    hull_around,
+    pierced,
+)
 from tests.support.mesh_scenes import (
     ITERATION,
     mesh_of,
@@ -49,21 +55,11 @@ from tests.support.mesh_scenes import (
 )
 from tests.support.random_scenes import look_at
 
-UP = (0.0, 0.0, 1.0)
 ASIDE = (1.0, 0.3, 0.2)
-BOX = Box.cube(np.zeros(3), 10.0)
-ANGLE = 10.0
-"""Within so many degrees around an axis vertices of the unit sphere are missing."""
 
 
 def directions(mesh: TriangleMesh) -> np.ndarray:
     return mesh.vertices / np.linalg.norm(mesh.vertices, axis=1, keepdims=True)
-
-
-def pierced(mesh: TriangleMesh, axis=UP, degrees=ANGLE) -> TriangleMesh:
-    """A mesh around the origin without the vertices in a cone."""
-    cosines = directions(mesh) @ (np.array(axis) / np.linalg.norm(axis))
-    return keep_vertices(mesh, cosines < np.cos(np.radians(degrees)))
 
 
 def rim_height(torn: TriangleMesh, axis=UP) -> float:
@@ -92,7 +88,7 @@ def plane(n=40) -> TriangleMesh:
     return mesh_of(vertices, np.concatenate(faces))
 
 
-def agree(points: np.ndarray) -> Judgement:
+def agree(points: np.ndarray, _: Rims) -> Judgement:
     """All views show all places, and none contradicts."""
     n = len(points)
     return Judgement(np.full(n, MIN_COVERING_VIEWS), np.zeros(n, dtype=bool))
@@ -101,10 +97,17 @@ def agree(points: np.ndarray) -> Judgement:
 def refuting(is_refuted):
     """A judge of views that all show all places, and contradict some points."""
 
-    def judge(points: np.ndarray) -> Judgement:
+    def judge(points: np.ndarray, _: Rims) -> Judgement:
         return Judgement(np.full(len(points), 9), is_refuted(points))
 
     return judge
+
+
+def without_rims(points) -> tuple[np.ndarray, Rims]:
+    """Points to judge, none of which is known to lie on the mesh."""
+    n = len(points)
+    no = np.zeros(n, dtype=bool)
+    return np.array(points), Rims(np.zeros(n, dtype=np.int64), is_rim=no, is_wide=no)
 
 
 def assert_closed(mesh: TriangleMesh, n_border_edges: int = 0) -> None:
@@ -246,9 +249,14 @@ def test_the_end_of_an_open_surface_stays_open():
 
 
 def test_a_large_hole_and_the_longest_of_what_is_no_object_stay_open():
-    degrees = np.degrees(np.arcsin(HOLE_SHARE * np.sqrt(3)))
+    degrees = np.degrees(np.arcsin(OBJECT_HOLE_SHARE * np.sqrt(3)))
     torn = pierced(sphere(1.0), UP, degrees)
     assert fill_holes(torn, agree, is_object=True).counts == HoleCounts(too_large=1)
+    degrees = np.degrees(np.arcsin(HOLE_SHARE * np.sqrt(3)))
+    torn = pierced(pierced(sphere(1.0), UP, degrees), (0.0, 0.0, -1.0), degrees + 3)
+    counts = fill_holes(torn, agree, is_object=False).counts
+    assert counts == HoleCounts(too_large=1, outer_borders=1)
+    assert fill_holes(torn, agree, is_object=True).counts == HoleCounts(filled=2)
     small = pierced(sphere(1.0))
     assert fill_holes(small, agree, is_object=False).counts == HoleCounts(outer_borders=1)
 
@@ -348,36 +356,9 @@ def ring_of_cameras(n=8, height=0.3, width=256):
     return cameras
 
 
-def depth_renderer(mesh: TriangleMesh):
-    """A renderer of the depth of a mesh."""
-    vertices = torch.tensor(mesh.vertices, dtype=torch.float32)
-    faces = torch.tensor(mesh.faces)
-
-    def render(camera) -> DepthView:
-        hits = rasterize_triangles(vertices, faces, camera)
-        depth = torch.where(hits.covered, hits.depth, 0.0)
-        return DepthView(camera, depth, torch.zeros(*depth.shape, 3), torch.ones_like(depth))
-
-    return render
-
-
 def evidence(cameras, surface: TriangleMesh, hull=None, mesh=None) -> ViewEvidence:
     """Evidence of views of a surface about the holes of a mesh; None for that surface."""
-    return ViewEvidence(
-        FusedViews(cameras, lambda: depth_renderer(surface), hull, torch.device("cpu")),
-        box=BOX,
-        inner_voxel=0.01,
-        outer_voxel=0.01,
-        mesh=mesh or surface,
-    )
-
-
-def hull_around(mesh: TriangleMesh, cameras) -> VisualHull:
-    """The hull of the silhouettes of a mesh."""
-    vertices = torch.tensor(mesh.vertices, dtype=torch.float32)
-    faces = torch.tensor(mesh.faces)
-    masks = [rasterize_triangles(vertices, faces, camera).covered for camera in cameras]
-    return VisualHull(tuple(cameras), tuple(distance_outside(mask) for mask in masks))
+    return evidence_of(cameras, depth_renderer(surface), mesh or surface, hull)
 
 
 def egg() -> TriangleMesh:
@@ -405,7 +386,7 @@ def test_a_hole_beside_the_images_stays_open():
     # The images end below the hole.
     cameras = [replace(camera, cy=camera.cy - 80) for camera in ring_of_cameras()]
     judge = evidence(cameras, egg()).judge
-    assert (judge(np.array([[0, 0, 0], [0, 0, 1.4]])).n_views == [8, 0]).all()
+    assert (judge(*without_rims([[0, 0, 0], [0, 0, 1.4]])).n_views == [8, 0]).all()
     mesh, counts = fill_holes(torn, judge, is_object=True)
     assert counts == HoleCounts(outside_views=1)
     assert mesh is torn
@@ -441,7 +422,8 @@ def test_a_pit_that_views_look_into_is_no_hole():
     floor = replace(floor, vertices=floor.vertices - (0.5, 0.5, -0.4))
     pit = merge_meshes([torn, floor])
     pit_evidence = evidence(above, pit)
-    judgement = pit_evidence.judge(np.array([[0.0, 0.0, 0.97], [0.0, 0.0, 0.41], [0.0, 0.0, 0.2]]))
+    points = without_rims([[0.0, 0.0, 0.97], [0.0, 0.0, 0.41], [0.0, 0.0, 0.2]])
+    judgement = pit_evidence.judge(*points)
     assert judgement.is_contradicted.tolist() == [True, False, False]
     assert fill_holes(torn, pit_evidence.judge, is_object=True).counts == HoleCounts(contradicted=1)
     # The same place as a surface is no contradiction.
@@ -454,14 +436,15 @@ def test_the_inner_side_behind_a_hole_is_no_pit():
     torn = pierced(egg(), UP, 9)
     above = ring_of_cameras(height=1.2)
     of_model = evidence(above, torn, hull_around(egg(), above))
-    assert of_model.judge(np.array([[0.0, 0.0, 1.39]])).is_contradicted.tolist() == [False]
+    on_top = without_rims([[0.0, 0.0, 1.39]])
+    assert of_model.judge(*on_top).is_contradicted.tolist() == [False]
     mesh, counts = fill_holes(torn, of_model.judge, is_object=True, region=Region(BOX))
     assert counts == HoleCounts(filled=1)
     assert abs(fillings(mesh)[:, 2].max() - 1.4) < 0.03
     # If what they see faces them, it is the floor of a pit.
     turned = replace(torn, faces=torn.faces[:, ::-1].copy())
     pit = evidence(above, torn, hull_around(egg(), above), mesh=turned)
-    assert pit.judge(np.array([[0.0, 0.0, 1.39]])).is_contradicted.tolist() == [True]
+    assert pit.judge(*on_top).is_contradicted.tolist() == [True]
 
 
 def test_fillings_are_marked_in_the_file_and_stay_so_when_triangles_are_split(tmp_path):

@@ -432,6 +432,30 @@ def distance_outside(mask: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
+class KnownSurface:
+    """Parts of a surface that photographs showed, among points that are judged.
+
+    A mask that leaves out such a part is wrong there.
+    """
+
+    parts: Tensor  # number of the part to which each point belongs, (N,) int64
+    is_known: Tensor  # which points lie on the part; the others lie near it. (N,) bool
+
+    def errors(self, distances: Tensor) -> Tensor:
+        """Return by how many pixels a mask leaves out the part of each point. (N,)
+
+        Args:
+            distances: Of the points from the mask, (N,) pixels; 0 in it and where it shows none.
+        """
+        if len(distances) == 0:
+            return distances
+        largest = distances.new_zeros(int(self.parts.max()) + 1)
+        known = distances[self.is_known]
+        largest.scatter_reduce_(0, self.parts[self.is_known], known, "amax")
+        return largest[self.parts]
+
+
+@dataclass(frozen=True, eq=False)
 class VisualHull:
     """The space that masks of an object leave: a point is in it if few views exclude it."""
 
@@ -441,11 +465,14 @@ class VisualHull:
     tolerance: float = float(TOLERANCE)  # pixels by which a point may lie outside of a mask
     weights: tuple[float, ...] | None = None  # of the views; None for 1
 
-    def votes(self, points: Tensor) -> tuple[Tensor, Tensor]:
+    def votes(self, points: Tensor, known: KnownSurface | None = None) -> tuple[Tensor, Tensor]:
         """Return the votes of the views that points, (N, 3), are outside of the object.
 
         A vote grows from 0 at the tolerance to the weight of the view at twice that distance, at
         least one pixel later. A view that does not show a point has no vote.
+
+        Args:
+            known: Surface among the points; masks have the tolerance that it needs, at least.
 
         Returns:
             Sums of the votes, and of the weights of the views that show a point. (N,), (N,) float32
@@ -462,7 +489,11 @@ class VisualHull:
             is_shown &= (u < camera.width) & (v < camera.height)
             rows = torch.where(is_shown, v, 0).long()
             columns = torch.where(is_shown, u, 0).long()
-            beyond = distance[rows, columns].float() / _STEPS - self.tolerance
+            outside = (distance[rows, columns].float() / _STEPS) * is_shown
+            tolerance = torch.full_like(outside, self.tolerance)
+            if known is not None:
+                tolerance = torch.maximum(tolerance, known.errors(outside))
+            beyond = outside - tolerance
             votes += (beyond / max(self.tolerance, 1.0)).clamp(0, 1) * is_shown * weight
             shown_by += is_shown * weight
         return votes, shown_by

@@ -19,6 +19,7 @@ from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh import observed_region
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import fill_holes
+from sugar_extractors.mesh.holes.loose_pieces import without_loose_pieces
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import MeshingBackend
 from sugar_extractors.mesh.refinement.compared_views import Photograph
@@ -119,7 +120,7 @@ def with_holes_filled(
 
 
 def closed(extraction: Extraction, mesh: TriangleMesh, voxels: Mapping[str, float]) -> Meshed:
-    """Close a decimated mesh everywhere, or remove what no view sees and fill small holes.
+    """Close a decimated mesh everywhere, or remove what is unseen or loose and fill small holes.
 
     Args:
         voxels: As of :func:`with_holes_filled`.
@@ -131,6 +132,12 @@ def closed(extraction: Extraction, mesh: TriangleMesh, voxels: Mapping[str, floa
         return Meshed(triangle_mesh.with_vertex_normals(mesh), {})
     if options.remove_unseen:
         mesh = without_unseen(extraction, mesh)
+    if options.is_fused:
+        n_before = mesh.n_faces
+        continues = extraction.region.shared(mesh.vertices)
+        # Before holes are filled: a piece that views see in a hole would contradict it.
+        mesh = without_loose_pieces(mesh, extraction.views.cameras, continues)
+        extraction.console.info(f"{n_before - mesh.n_faces:,} triangles of loose pieces removed")
     # After decimation, which drops attributes of vertices, and after what tears holes open.
     if options.fills_holes:
         return with_holes_filled(extraction, mesh, voxels)

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evidence of photographs for and against a surface that would fill a hole.
 
-A mask contradicts what lies outside of the object, and the depth of a view what stands before the
-surface that it shows. As of masks, single views are outvoted: some are wrong.
+A mask contradicts what lies outside of the object. As of masks, single views are outvoted: some are
+wrong. A mask that leaves out the rim of a hole, which photographs showed, is as wrong inside of it;
+but where many do, one that leaves out more than the rim shows an opening.
 
-Depth is that of the model, which lacks what the mesh lacks: a view may look through the hole at the
-inner side of the surface behind it. No camera ever saw that, so it says nothing about the hole.
+The depth of a view contradicts what stands before the surface that it shows, and a view that shows
+a surface at the place itself speaks for it. Views that see their surface best weigh most, and most
+of the weight decides. Depth is that of the model, which lacks what the mesh lacks: a view may look
+through the hole at the inner side of the surface behind it. No camera ever saw that, so it says
+nothing about a small hole. Neither does depth of an object that the mesh has nowhere. A wide hole
+that views look into may be an opening.
 """
 
 from __future__ import annotations
@@ -18,8 +23,13 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, Pixels, pixels_of
-from gaussian_splatting.data.masks import OVERVIEW_SIDE, is_outside
-from sugar_extractors.mesh.holes.hole_shapes import Judgement
+from gaussian_splatting.data.masks import (
+    OVERVIEW_SIDE,
+    KnownSurface,
+    VisualHull,
+    is_outside,
+)
+from sugar_extractors.mesh.holes.hole_shapes import Judgement, Rims
 from sugar_scene.depth_view import FusedViews
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
@@ -27,6 +37,8 @@ from sugar_scene.triangle_rasterizer import mesh_tensors, rasterize_triangles
 
 FRONT_VOXELS = 4.0  # by which a point stands before a surface: the reach of fused distances
 FRONT_PIXELS = 2  # all pixels this near to a point have to show a deeper surface: edges are blurred
+BEYOND_RIM_VOTES = 0.5  # of the masks that leave out more than the rim of a hole
+MAJORITY = 0.5  # of the weight of the views whose depth tells something about a point
 
 
 @dataclass(frozen=True)
@@ -40,53 +52,80 @@ class ViewEvidence:
     mesh: TriangleMesh  # whose holes are filled
 
     @torch.no_grad()
-    def judge(self, points: np.ndarray) -> Judgement:
+    def judge(self, points: np.ndarray, rims: Rims) -> Judgement:
         """Return how many views show the places of points, and whether views contradict them.
 
         Args:
             points: (N, 3) world units
+            rims: Which of them lie on the mesh.
         """
-        positions = torch.from_numpy(points.astype(np.float32)).to(self.views.device)
-        voxels = np.where(self.box.contains(points), self.inner_voxel, self.outer_voxel)
-        reach = FRONT_VOXELS * torch.from_numpy(voxels.astype(np.float32)).to(self.views.device)
-        n_views = torch.zeros(len(points), dtype=torch.int64, device=self.views.device)
-        votes = torch.zeros(len(points), device=self.views.device)
-        shown_by = torch.zeros_like(votes)
-        render = self.views.renderer()
+        device = self.views.device
+        positions = torch.from_numpy(points.astype(np.float32)).to(device)
+        n_views = torch.zeros(len(points), dtype=torch.int64, device=device)
         for camera in self.views.cameras:
             small = camera.reduced(OVERVIEW_SIDE)
-            small_pixels = pixels_of(small.coordinates(positions), small)
-            n_views += self._covers(small, small_pixels)
+            n_views += self._covers(small, pixels_of(small.coordinates(positions), small))
+        is_contradicted = self._is_before_surfaces(positions, rims.is_wide)
+        if self.views.hull is not None:
+            is_contradicted |= self._is_outside_of_masks(self.views.hull, positions, rims)
+        return Judgement(n_views.cpu().numpy(), is_contradicted.cpu().numpy())
+
+    def _is_outside_of_masks(self, hull: VisualHull, positions: Tensor, rims: Rims) -> Tensor:
+        """Return which points too many masks exclude, and some farther than the rim. (N,) bool"""
+        parts = torch.from_numpy(rims.holes).to(positions.device)
+        known = KnownSurface(parts, torch.from_numpy(rims.is_rim).to(positions.device))
+        votes, shown_by = hull.votes(positions)
+        votes_beyond_rim, _ = hull.votes(positions, known)
+        return is_outside(votes, shown_by) & (votes_beyond_rim > BEYOND_RIM_VOTES)
+
+    def _is_before_surfaces(self, positions: Tensor, is_wide: np.ndarray) -> Tensor:
+        """Return which points stand before the surfaces that most views show. (N, 3) -> (N,)
+
+        Args:
+            is_wide: Points against which an inner side of the mesh is evidence, too. (N,) bool
+        """
+        counts_always = torch.from_numpy(is_wide).to(positions.device)
+        is_inner = self.box.contains(positions.cpu().numpy())
+        voxels = np.where(is_inner, self.inner_voxel, self.outer_voxel)
+        reach = FRONT_VOXELS * torch.from_numpy(voxels).to(positions)
+        weight_before = torch.zeros_like(reach)
+        weight_at_surface = torch.zeros_like(reach)
+        render = self.views.renderer()
+        for camera in self.views.cameras:
             view_points = camera.coordinates(positions)
             pixels = pixels_of(view_points, camera)
             if not bool(pixels.inside.any()):
                 continue
-            surface = _least_depth(render(camera).depth, pixels)
+            view = render(camera)
+            surface = _least_depth(view.depth, pixels)
             distance = surface - view_points[:, 2]
-            is_informed = pixels.inside & (surface > 0) & (distance >= -reach)
-            shows_inner_side = self._inner_sides[camera.name][
-                small_pixels.rows, small_pixels.columns
-            ]
-            is_informed &= ~(small_pixels.inside & shows_inner_side)
-            shown_by += is_informed
-            votes += is_informed & (distance > reach)
-        is_contradicted = is_outside(votes, shown_by)
-        if self.views.hull is not None:
-            is_contradicted |= ~self.views.hull.contains(positions)
-        return Judgement(n_views.cpu().numpy(), is_contradicted.cpu().numpy())
+            weight = view.weight[pixels.rows, pixels.columns] * (pixels.inside & (surface > 0))
+            weight_at_surface += weight * (distance.abs() <= reach)
+            small = camera.reduced(OVERVIEW_SIDE)
+            small_pixels = pixels_of(small.coordinates(positions), small)
+            is_evidence = self._shows_evidence(small, small_pixels)
+            weight_before += weight * ((is_evidence | counts_always) & (distance > reach))
+        return weight_before > MAJORITY * (weight_before + weight_at_surface)
+
+    def _shows_evidence(self, small: Camera, pixels: Pixels) -> Tensor:
+        """Return at which pixels the depth of a small view may contradict a filling. (N,) bool"""
+        cosines = self._cosines[small.name][pixels.rows, pixels.columns]
+        # Of an object all that is there should be in the mesh; beside it may be a background.
+        is_evidence = cosines >= 0 if self.views.hull is None else cosines > 0
+        return is_evidence | ~pixels.inside
 
     @functools.cached_property
-    def _inner_sides(self) -> dict[str, Tensor]:
-        """Pixels of each small view, by its name, that show the inner side of the mesh. (H, W) bool
+    def _cosines(self) -> dict[str, Tensor]:
+        """Cosines between the mesh and the lines of sight of each small view, by its name. (H, W)
 
         They are found when a hole is judged: most meshes have none that could be filled.
         """
         vertices, faces = mesh_tensors(self.mesh, self.views.device)
-        shown = {}
+        cosines = {}
         for camera in self.views.cameras:
             hits = rasterize_triangles(vertices, faces, camera.reduced(OVERVIEW_SIDE))
-            shown[camera.name] = hits.cosines < 0
-        return shown
+            cosines[camera.name] = hits.cosines
+        return cosines
 
     def _covers(self, small: Camera, pixels: Pixels) -> Tensor:
         """Return which points a small view shows, inside of its mask if it has one. (N,) bool"""

@@ -37,6 +37,8 @@ HOLE_SHARE = 0.15
 A larger one is a side without photographs, whose shape the rim does not tell: the border of a
 half sphere has 0.67, and on a whole sphere 0.15 is a cap of 15 degrees around its axis.
 """
+OBJECT_HOLE_SHARE = 0.25
+"""The same of an object in masks, which bound a filling, where most views do not look inside."""
 MAX_LOOP = 2048  # edges of a loop: chords of larger ones take too much memory
 
 
@@ -100,7 +102,8 @@ def fill_holes(
             through the vertices that it shares with another region stay.
     """
     loops = simple_loops(meshes.border_loops(mesh))
-    reasons = _open_reasons(mesh, loops, is_object, region.box)
+    shares = _extent_shares(mesh, loops, region.box)
+    reasons = _open_reasons(mesh, loops, shares, is_object)
     is_shared = region.shared(mesh.vertices)
     for number, loop in enumerate(loops):
         if is_shared[loop].any():
@@ -123,7 +126,9 @@ def fill_holes(
     patch = Patch.of(mesh, triangulations, centers)
     patch = refined(patch, edges)
     one_ring = OneRing.of(mesh, patch)
-    shaped = judged_shape(patch, one_ring, judge, [loops[number] for number in candidates])
+    is_wide = shares[candidates] > HOLE_SHARE
+    rims = [loops[number] for number in candidates]
+    shaped = judged_shape(patch, one_ring, judge, rims, is_wide)
     for number, reason in zip(candidates, shaped.reasons, strict=True):
         reasons[number] = reason
     counts = HoleCounts(**Counter(reasons))
@@ -152,31 +157,42 @@ def simple_loops(walks: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [loop for loop in loops if len(loop) >= 3]
 
 
+def _extent_shares(mesh: TriangleMesh, loops: Sequence[np.ndarray], box: Box) -> np.ndarray:
+    """Return the extent of each loop in diagonals of its component inside of a box. (L,)"""
+    if not loops:
+        return np.empty(0)
+    labels = meshes.component_labels(mesh)
+    diagonals = _diagonals_inside(mesh, labels, box)
+    return np.array([extent(mesh.vertices[loop]) / diagonals[labels[loop[0]]] for loop in loops])
+
+
 def _open_reasons(
-    mesh: TriangleMesh, loops: Sequence[np.ndarray], is_object: bool, box: Box
+    mesh: TriangleMesh, loops: Sequence[np.ndarray], shares: np.ndarray, is_object: bool
 ) -> list[str]:
     """Return why each loop stays open before photographs are looked at; empty where it may not."""
     if not loops:
         return []
+    largest_share = OBJECT_HOLE_SHARE if is_object else HOLE_SHARE
+    reasons = []
+    for loop, share in zip(loops, shares.tolist(), strict=True):
+        is_too_large = len(loop) > MAX_LOOP or share > largest_share
+        reasons.append("too_large" if is_too_large else "")
+    if not is_object:
+        for number in _longest_loops(mesh, loops):
+            reasons[number] = "outer_borders"
+    return reasons
+
+
+def _longest_loops(mesh: TriangleMesh, loops: Sequence[np.ndarray]) -> list[int]:
+    """Return the number of the longest loop of each component that has one."""
     labels = meshes.component_labels(mesh)
-    diagonals = _diagonals_inside(mesh, labels, box)
-    components = [int(labels[loop[0]]) for loop in loops]
     lengths = [_length(mesh.vertices[loop]) for loop in loops]
     longest: dict[int, int] = {}
-    for number, component in enumerate(components):
+    for number, loop in enumerate(loops):
+        component = int(labels[loop[0]])
         if component not in longest or lengths[number] > lengths[longest[component]]:
             longest[component] = number
-    reasons = []
-    for number, loop in enumerate(loops):
-        component = components[number]
-        largest = HOLE_SHARE * diagonals[component]
-        reason = ""
-        if not is_object and longest[component] == number:
-            reason = "outer_borders"
-        elif len(loop) > MAX_LOOP or extent(mesh.vertices[loop]) > largest:
-            reason = "too_large"
-        reasons.append(reason)
-    return reasons
+    return list(longest.values())
 
 
 def _diagonals_inside(mesh: TriangleMesh, labels: np.ndarray, box: Box) -> np.ndarray:

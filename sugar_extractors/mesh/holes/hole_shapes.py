@@ -17,6 +17,14 @@ MAX_BULGE = 0.5  # height above the membrane in extents of the hole: that of a h
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the way from the membrane to the smoothest surface
 
 
+class Rims(NamedTuple):
+    """Which of the points that are judged lie on rims of holes."""
+
+    holes: np.ndarray  # number of the hole of each point, (N,) int64
+    is_rim: np.ndarray  # whether it lies on the rim, hence on the mesh, (N,) bool
+    is_wide: np.ndarray  # whether its hole is so wide that views into it contradict, (N,) bool
+
+
 class Judgement(NamedTuple):
     """Evidence of photographs about points."""
 
@@ -24,7 +32,7 @@ class Judgement(NamedTuple):
     is_contradicted: np.ndarray  # whether there can be no surface, (N,) bool
 
 
-Judge = Callable[[np.ndarray], Judgement]
+Judge = Callable[[np.ndarray, Rims], Judgement]
 """Returns what photographs say about points, (N, 3) in world units."""
 
 
@@ -36,12 +44,17 @@ class JudgedShape(NamedTuple):
 
 
 def judged_shape(
-    patch: Patch, one_ring: OneRing, judge: Judge, loops: Sequence[np.ndarray]
+    patch: Patch,
+    one_ring: OneRing,
+    judge: Judge,
+    loops: Sequence[np.ndarray],
+    is_wide: np.ndarray,
 ) -> JudgedShape:
     """Return the smoothest shape of each filling that photographs do not contradict.
 
     Args:
         loops: Rims of the holes, rows of the mesh.
+        is_wide: Holes that a view must not look into, (H,) bool.
     """
     n_rim = patch.n_rim
     n_inside = patch.mesh.n_vertices - n_rim
@@ -51,10 +64,15 @@ def judged_shape(
     bulge = (smooth - flat)[n_rim:]
     shares = np.array(SHARES)[:, None]
     shapes = flat[n_rim:] + shares[:, :, None] * bulge
-    judgement = judge(np.concatenate([flat[:n_rim], shapes.reshape(-1, 3)]))
+    rim_rows = np.concatenate(rims)
+    rim_holes = np.repeat(np.arange(len(rims)), [len(rim) for rim in rims])
+    numbers = np.concatenate([rim_holes, np.tile(holes, len(SHARES))])
+    is_rim = np.arange(len(numbers)) < len(rim_rows)
+    points = np.concatenate([flat[rim_rows], shapes.reshape(-1, 3)])
+    judgement = judge(points, Rims(numbers, is_rim, is_wide[numbers]))
     # Of each share of each vertex off the rims.
-    n_views = judgement.n_views[n_rim:].reshape(len(SHARES), n_inside)
-    is_refuted = judgement.is_contradicted[n_rim:].reshape(len(SHARES), n_inside)
+    n_views = judgement.n_views[~is_rim].reshape(len(SHARES), n_inside)
+    is_refuted = judgement.is_contradicted[~is_rim].reshape(len(SHARES), n_inside)
     is_refuted = is_refuted | (n_views < MIN_COVERING_VIEWS)
     extents = np.array([extent(flat[rim]) for rim in rims])
     heights = shares * np.linalg.norm(bulge, axis=1)
@@ -63,14 +81,14 @@ def judged_shape(
     best_levels = np.minimum(levels, len(SHARES) - 1)
     vertices = np.concatenate([flat[:n_rim], shapes[best_levels, np.arange(n_inside)]])
 
-    is_covered = judgement.n_views[:n_rim] >= MIN_COVERING_VIEWS
-    uncovered_holes = set(holes[n_views[-1] < MIN_COVERING_VIEWS].tolist())
+    is_uncovered = np.concatenate([judgement.n_views[is_rim], n_views[-1]]) < MIN_COVERING_VIEWS
+    uncovered_holes = set(np.concatenate([rim_holes, holes])[is_uncovered].tolist())
     contradicted_holes = set(holes[levels == len(SHARES)].tolist())
     degenerate_holes = _degenerate_holes(patch, vertices)
     reasons = []
-    for number, rim in enumerate(rims):
+    for number in range(len(rims)):
         reason = "filled"
-        if number in uncovered_holes or not is_covered[rim].all():
+        if number in uncovered_holes:
             reason = "outside_views"
         elif number in contradicted_holes:
             reason = "contradicted"
