@@ -447,11 +447,8 @@ class KnownSurface:
         Args:
             distances: Of the points from the mask, (N,) pixels; 0 in it and where it shows none.
         """
-        if len(distances) == 0:
-            return distances
         largest = distances.new_zeros(int(self.parts.max()) + 1)
-        known = distances[self.is_known]
-        largest.scatter_reduce_(0, self.parts[self.is_known], known, "amax")
+        largest.scatter_reduce_(0, self.parts, distances * self.is_known, "amax")
         return largest[self.parts]
 
 
