@@ -47,7 +47,8 @@ def test_gaps_between_what_is_kept_go_back_to_the_system():
     large, kept = [], []
     for _ in range(1_000):
         large.append(np.ones(60_000, np.uint8))
-        kept.append(np.ones(600, np.uint8))
+        # So large that earlier tests have not left as many gaps for them elsewhere.
+        kept.append(np.ones(30_000, np.uint8))
     large.clear()
     before = memory_usage("cpu").current
     trim_heap()
