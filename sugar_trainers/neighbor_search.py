@@ -25,7 +25,7 @@ class NeighborSearch(Component):
     """
 
     name = NEIGHBORS
-    obeys_may_step = True
+    obeys_step_mask = True
     schema = (StateRule(NEIGHBORS, (N, ANY), is_rows=True),)
 
     def __init__(

@@ -51,7 +51,7 @@ class Swelling(Component):
     """
 
     name = "swelling"
-    obeys_may_step = True
+    obeys_step_mask = True
 
     def __init__(self, optimizer, iterations):
         self._optimizer = optimizer
@@ -138,7 +138,7 @@ class Counter(Component):
     name = "counter"
 
     def after_view(self, result, model):
-        assert result.may_step is None or bool(result.may_step)
+        assert result.step_mask is None or bool(result.step_mask)
 
 
 @pytest.mark.slow

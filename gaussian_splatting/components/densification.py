@@ -131,14 +131,14 @@ class DensificationStatistics(ViewSums):
         d_means2d: Tensor,
         visible: Tensor,
         camera: Camera,
-        may_step: Tensor | None = None,
+        step_mask: Tensor | None = None,
     ) -> None:
         """Add a view: gradients of centres, (N, 2) per pixel, and which it shows, (N,) bool"""
         half_size = constants((camera.width / 2, camera.height / 2), d_means2d.device)
         norm = torch.linalg.vector_norm(d_means2d * half_size, dim=-1)
         is_visible = visible.to(norm.dtype)
         columns = torch.stack([norm * is_visible, is_visible], dim=1)
-        self.add(kept_if(may_step, columns))
+        self.add(kept_if(step_mask, columns))
 
     def mean(self) -> Tensor:
         """Mean gradient norm, 0 for Gaussians no view saw. (N,)"""
@@ -181,7 +181,7 @@ class Densification(Component):
     """
 
     name = "densification"
-    obeys_may_step = True  # changes follow steps with frozen parameters, which the host makes
+    obeys_step_mask = True  # changes follow steps with frozen parameters, which the host makes
     schema = (
         StateRule(GRADIENT_SUM, (N,), not_negative=True, needs=VIEWS),
         StateRule(VIEWS, (N,), not_negative=True, needs=GRADIENT_SUM),
@@ -231,7 +231,7 @@ class Densification(Component):
         is_counted = self._schedule.collects(result.view.iteration)
         if is_counted and result.d_means2d is not None:
             camera = result.view.camera
-            self._sums.see(result.d_means2d, result.visible, camera, result.may_step)
+            self._sums.see(result.d_means2d, result.visible, camera, result.step_mask)
 
     def statistics(self) -> tuple[Tensor, ...]:
         """Sums of the views of this step."""

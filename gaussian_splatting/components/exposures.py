@@ -111,7 +111,7 @@ class Exposures(Component):
     """
 
     name = "exposures"
-    obeys_may_step = True
+    obeys_step_mask = True
     schema = (StateRule(KEY, (3, 2, 3)),)
     changes_exposure = True
 
@@ -133,7 +133,7 @@ class Exposures(Component):
         self._rows = {name: row for row, name in enumerate(names)}
         self.values = torch.zeros(len(self._rows), 2, 3, device=device)
         self._adam = VisitedAdam(self.values.shape, self.values.dtype, device)
-        self._may_step: Tensor | None = None  # of the last view
+        self._step_mask: Tensor | None = None  # of the last view
         if initial:
             self._take(initial)
 
@@ -155,13 +155,13 @@ class Exposures(Component):
 
     def after_view(self, result: ViewResult, model: TrainableModel) -> None:
         """Add the gradient of the photograph's exposure."""
-        self._may_step = result.may_step
+        self._step_mask = result.step_mask
         self.collect(result.view.camera.name, result.view.exposure)
 
     def collect(self, name: str, leaf: Tensor | None) -> None:
         """Add the gradient of a leaf of :meth:`leaf`."""
         if leaf is not None and leaf.grad is not None:
-            self._adam.gradient[self._rows[name]] += kept_if(self._may_step, leaf.grad)
+            self._adam.gradient[self._rows[name]] += kept_if(self._step_mask, leaf.grad)
 
     def statistics(self) -> tuple[Tensor, ...]:
         """The step's gradient, to be summed over the processes."""
@@ -179,7 +179,7 @@ class Exposures(Component):
         before = self.values
         self.values = before - rate * self._adam.direction()
         self._anchor()
-        self.values = kept_if(self._may_step, self.values, before)
+        self.values = kept_if(self._step_mask, self.values, before)
 
     def by_name(self) -> dict[str, Tensor]:
         """Exposure of each photograph, on the CPU. (2, 3) each"""

@@ -78,7 +78,7 @@ class PruningScores(Component):
     """
 
     name = PRUNING_SCORES
-    obeys_may_step = True  # views with a probe are not recorded
+    obeys_step_mask = True  # views with a probe are not recorded
     schema = (StateRule(PRUNING_SCORES, (N, N_SCORES + 1), not_negative=True),)
 
     def __init__(

@@ -57,7 +57,7 @@ class ViewResult:
     probes: SentNumbers | None = None
     # On the device: whether they, and those of all steps before, are good; None: the host has read
     # them. (1,) bool
-    may_step: Tensor | None = None
+    step_mask: Tensor | None = None
 
     @functools.cached_property
     def visible(self) -> Tensor:
@@ -65,12 +65,12 @@ class ViewResult:
         return self.radii > 0 if self.visible_rows is None else self.visible_rows
 
 
-def kept_if(may_step: Tensor | None, values: Tensor, otherwise: Tensor | None = None) -> Tensor:
-    """Values that follow from a view, or others, zeros, where ``ViewResult.may_step`` is false."""
-    if may_step is None:
+def kept_if(step_mask: Tensor | None, values: Tensor, otherwise: Tensor | None = None) -> Tensor:
+    """Values that follow from a view, or others, zeros, where ``ViewResult.step_mask`` is false."""
+    if step_mask is None:
         return values
     others = constants((0.0,), values.device) if otherwise is None else otherwise
-    return torch.where(may_step, values, others)
+    return torch.where(step_mask, values, others)
 
 
 class Figure(NamedTuple):
@@ -124,13 +124,13 @@ class Component:
     fits_held_out_poses: bool = False
     # Whether its hooks keep what :func:`kept_if` returns, and its rules say when it begins with the
     # model: such hooks are called while the device works on the view.
-    obeys_may_step: bool = False
+    obeys_step_mask: bool = False
 
     @property
     def needs_numbers(self) -> bool:
         """Whether its hooks may be called only when the host knows that the numbers are good."""
         kind = type(self)
-        return not self.obeys_may_step and (
+        return not self.obeys_step_mask and (
             kind.begin is not Component.begin
             or kind.after_view is not Component.after_view
             or kind.after_step is not Component.after_step

@@ -81,23 +81,23 @@ def judge_probes(
     n_finite: int,
     largest_scale: int,
     scale_limit: float,
-    may_step: Bools,
+    step_mask: Bools,
 ):
     """Judge all probes, in one thread; numbers from ``n_finite`` on may not be positive."""
-    is_good = may_step[0]
+    is_good = step_mask[0]
     for k in range(probes.shape[0]):
         if not wp.isfinite(probes[k]) or (k >= n_finite and probes[k] > 0.0):
             is_good = False
     if largest_scale >= 0 and probes[largest_scale] > scale_limit:
         is_good = False
-    may_step[0] = is_good
+    step_mask[0] = is_good
 
 
-def judge(numbers: StepNumbers, probes: Tensor, may_step: Tensor) -> None:
+def judge(numbers: StepNumbers, probes: Tensor, step_mask: Tensor) -> None:
     """Judge the probes on the device as :func:`check_step` does on the host.
 
     Args:
-        may_step: Becomes false where a number is bad, and stays so. (1,) bool
+        step_mask: Becomes false where a number is bad, and stays so. (1,) bool
     """
     n_excesses = sum(guess.excess is not None for guess in numbers.predicted)
     n_finite = len(probes) - n_excesses
@@ -105,7 +105,7 @@ def judge(numbers: StepNumbers, probes: Tensor, may_step: Tensor) -> None:
     if numbers.parameters["log_scales"].numel():
         largest_scale = n_finite - (2 if numbers.radii.numel() else 1)
     limit = _log_limit(numbers.extent)
-    launch(judge_probes, 1, [probes, n_finite, largest_scale, limit, may_step])
+    launch(judge_probes, 1, [probes, n_finite, largest_scale, limit, step_mask])
 
 
 class ReadProbes(NamedTuple):

@@ -294,7 +294,7 @@ class Stepper:
         """Whether the numbers of a step are read when the next one is under way."""
         return (
             self._may_read_late
-            and result.may_step is not None
+            and result.step_mask is not None
             and result.view.iteration % PARAMETER_INTERVAL != 0
             and not self._stage.needs_numbers
         )

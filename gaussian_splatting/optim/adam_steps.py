@@ -56,7 +56,7 @@ class StepInputs(NamedTuple):
     """Numbers that kernels read for a step, on the device of the parameter."""
 
     numbers: Tensor  # see step_numbers; (3,) int32
-    may_step: Tensor  # false: nothing is changed. (1,) bool
+    step_mask: Tensor  # false: nothing is changed. (1,) bool
 
 
 class ParameterState(NamedTuple):
@@ -158,10 +158,10 @@ def step_element(
 
 
 @wp.kernel
-def step_parameters(first: int, may_step: Bools, addresses: Addresses, ends: Ends):
+def step_parameters(first: int, step_mask: Bools, addresses: Addresses, ends: Ends):
     """Step one element of any of the parameters, whose elements are numbered consecutively."""
     i = first + wp.tid()
-    if not may_step[0]:
+    if not step_mask[0]:
         return
     begin = int(0)
     value = addresses[0]
@@ -205,7 +205,7 @@ def _launch(parameters: Sequence[Stepped]) -> None:
     n_elements = ends[-1]
     n_missing = MAX_PARAMETERS - len(parameters)
     arguments = [
-        parameters[0].state.inputs().may_step,
+        parameters[0].state.inputs().step_mask,
         Addresses(*addresses, *[0] * (_N_ADDRESSES * n_missing)),
         Ends(*ends, *[2**31 - 1] * n_missing),
     ]
@@ -235,7 +235,7 @@ def put(target: wp.array(dtype=wp.bfloat16), i: int, x: float, noise: wp.uint32)
 def step_elements(
     first: int,
     numbers: Ints,
-    may_step: Bools,
+    step_mask: Bools,
     grads: wp.array(dtype=Any),
     values: wp.array(dtype=Any),
     exp_avg: wp.array(dtype=Any),
@@ -243,7 +243,7 @@ def step_elements(
 ):
     """Step one element of a parameter; compiled for every combination of types."""
     i = first + wp.tid()
-    if not may_step[0]:
+    if not step_mask[0]:
         return
     step_size = wp.cast(numbers[0], wp.float32)
     root_correction = wp.cast(numbers[1], wp.float32)
@@ -286,7 +286,7 @@ def step_rounding(parameter: Stepped) -> None:
     inputs = parameter.state.inputs()
     arguments = [
         inputs.numbers,
-        inputs.may_step,
+        inputs.step_mask,
         parameter.gradient.detach().contiguous().view(-1),
         value.detach().contiguous().view(-1),
         *[moment.view(-1) for moment in moments],

@@ -180,7 +180,7 @@ def step_coefficients(
     first: int,
     s: BandSettings,
     numbers: Ints,
-    may_step: Bools,
+    step_mask: Bools,
     record: Floats,
     means: Vec3s,
     d_colors: Vec3s,
@@ -193,7 +193,7 @@ def step_coefficients(
     Neighbouring threads have neighbouring coefficients, so that they share memory accesses; each
     evaluates the basis functions anew, which costs less than reading a gradient.
     """
-    if not may_step[0]:
+    if not step_mask[0]:
         return
     item = first + wp.tid()
     n_coefficients = values.shape[1] // CHANNELS
@@ -233,7 +233,7 @@ def step_in_registers(state: ParameterState, gradient: ColorGradient) -> None:
     arguments = [
         band_settings(gradient.sh_degree),
         step_inputs.numbers,
-        step_inputs.may_step,
+        step_inputs.step_mask,
         gradient.camera_record,
         as_array(gradient.means, wp.vec3),
         as_array(gradient.colors, wp.vec3),

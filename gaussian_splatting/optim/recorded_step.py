@@ -25,11 +25,11 @@ class RecordedStep:
         self._inputs = adam.next_inputs()  # a row of numbers for each parameter
 
     @torch.no_grad()
-    def record(self, may_step: Tensor) -> bool:
+    def record(self, step_mask: Tensor) -> bool:
         """Make the launches of the next step while launches are recorded; gradients stay.
 
         Args:
-            may_step: Read on the device in each repetition; false: nothing is changed. (1,) bool
+            step_mask: Read on the device in each repetition; false: nothing is changed. (1,) bool
 
         Returns:
             Whether that can be done: only after a step launched one by one, which makes the
@@ -41,7 +41,7 @@ class RecordedStep:
             return False
         gradients = adam.take_gradients()
         adam.put_gradients(_with_copies(gradients))
-        adam.update(names, self._inputs._replace(may_step=may_step))
+        adam.update(names, self._inputs._replace(step_mask=step_mask))
         adam.put_gradients(gradients)
         return True
 

@@ -42,8 +42,8 @@ class RecordedPass:
     """One recorded pass with the tensors that it reads and writes.
 
     Args:
-        may_step: Record the optimiser's step, too, which changes nothing where this is false on the
-            device, as it becomes by bad numbers; None: the host makes the step. (1,) bool
+        step_mask: Record the optimiser's step, too, which changes nothing where this is false on
+            the device, as it becomes by bad numbers; None: the host makes the step. (1,) bool
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RecordedPass:
         view: TrainingView,
         resources: StepResources,
         *,
-        may_step: Tensor | None,
+        step_mask: Tensor | None,
     ) -> None:
         self._stage = stage
         self._optimizer = stage.model.optimizer
@@ -62,8 +62,8 @@ class RecordedPass:
         # Numbers of cameras that no other view shares, because these cameras are copies.
         device = stage.model.device
         self._records = {c: camera_record(c, device) for c in cameras_in(self._inputs)}
-        self._may_step = may_step
-        self._step = None if may_step is None else RecordedStep(self._optimizer)
+        self._step_mask = step_mask
+        self._step = None if step_mask is None else RecordedStep(self._optimizer)
         self._probes: Tensor | None = None  # of a view whose step was recorded
         # Outside of the recording: the loop holds the values of the terms, and would hold memory
         # of the recording with them when it is dropped.
@@ -79,27 +79,27 @@ class RecordedPass:
         torch.stack([value.reshape(()) for value in result.terms.values()], out=values)
         terms = dict(zip(result.terms, values.unbind(), strict=True))
         result = replace(result, terms=terms)
-        if self._step is None or self._may_step is None:
+        if self._step is None or self._step_mask is None:
             return result
         numbers = numbers_to_check(self._stage, result)
         probes = probes_of(numbers)
-        judge(numbers, probes, self._may_step)
-        if self._step.record(self._may_step):
+        judge(numbers, probes, self._step_mask)
+        if self._step.record(self._step_mask):
             self._probes = probes
         return result
 
     @contextlib.contextmanager
     def _without_step(self) -> Iterator[None]:
         """Let nothing be changed on the device by what is done in the context."""
-        if self._may_step is None:
+        if self._step_mask is None:
             yield
             return
-        before = self._may_step.clone()
-        self._may_step.fill_(False)
+        before = self._step_mask.clone()
+        self._step_mask.fill_(False)
         try:
             yield
         finally:
-            self._may_step.copy_(before)
+            self._step_mask.copy_(before)
 
     def gradients(self, view: TrainingView, predictor: IntersectionPrediction) -> Gradients:
         """Carry the pass out on a view without its step, and return the gradients."""
@@ -133,8 +133,10 @@ class RecordedPass:
             is_of_tiles = isinstance(guess.predictor, FixedCapacity)
             source = predictor if is_of_tiles else guess.predictor
             predicted.append(replace(guess, predictor=source, camera=camera, count=None))
-        may_step = None if sent is None else self._may_step
-        return replace(self._result, view=view, predicted=predicted, probes=sent, may_step=may_step)
+        step_mask = None if sent is None else self._step_mask
+        return replace(
+            self._result, view=view, predicted=predicted, probes=sent, step_mask=step_mask
+        )
 
 
 def inputs_of(value: Any) -> Iterator[Tensor | Camera]:

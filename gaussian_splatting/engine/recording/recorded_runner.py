@@ -78,7 +78,7 @@ class RecordedRunner:
         self._warn = warn
         self._is_on = True
         # On the device: whether no step had bad numbers since :meth:`restart`. (1,) bool
-        self._may_step: Tensor | None = None
+        self._step_mask: Tensor | None = None
         self._recordings = Recordings()
         self._compared: set[Hashable] = set()  # kinds of which a recording gave the same bits
 
@@ -116,8 +116,8 @@ class RecordedRunner:
 
     def restart(self) -> None:
         """Let steps change the model again."""
-        if self._may_step is not None:
-            self._may_step.fill_(True)
+        if self._step_mask is not None:
+            self._step_mask.fill_(True)
 
     def release(self, *, ran_out: bool) -> bool:
         """Drop all recordings; whether there were any."""
@@ -163,12 +163,12 @@ class RecordedRunner:
         self._recordings.make_room(key)
         resources = replace(request.resources, intersections=FixedCapacity(capacity))
         optimizer = request.stage.model.optimizer
-        if self._may_step is None:
-            self._may_step = torch.ones(1, dtype=torch.bool, device=optimizer.device)
-        may_step = None if key.step is None else self._may_step
+        if self._step_mask is None:
+            self._step_mask = torch.ones(1, dtype=torch.bool, device=optimizer.device)
+        step_mask = None if key.step is None else self._step_mask
         try:
             recorded = RecordedPass(
-                request.stage, self._recorder, request.view, resources, may_step=may_step
+                request.stage, self._recorder, request.view, resources, step_mask=step_mask
             )
         except RuntimeError as error:
             is_full = out_of_memory(error)
