@@ -215,7 +215,6 @@ def test_scans_of_captures_far_from_the_origin_are_in_either_coordinates(tmp_pat
     np.testing.assert_allclose(without_offset(offset)(points), points)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".las", ".laz", ".e57"])
 def test_damaged_scans_are_errors_of_one_line(suffix, tmp_path):
     path = tmp_path / f"scan{suffix}"
@@ -235,6 +234,20 @@ def test_damaged_scans_are_errors_of_one_line(suffix, tmp_path):
             messages.append(str(error))
     assert len(messages) > 20
     assert not any("\n" in message for message in messages)
+
+
+@pytest.mark.parametrize("start", [100, 243])
+def test_a_header_of_billions_of_records_is_refused_at_once(start, tmp_path, monkeypatch):
+    laspy = pytest.importorskip("laspy")
+    path = tmp_path / "scan.las"
+    write_scan(path, *sphere(300))
+    content = bytearray(path.read_bytes())
+    content[24:26] = b"\x01\x04"
+    content[start : start + 4] = b"\xff\xff\xff\xff"
+    path.write_bytes(bytes(content))
+    monkeypatch.setattr(laspy, "open", None)  # it would read for hours
+    with pytest.raises(UserError, match="damaged"):
+        read_scan(path, 1000, [].append, same, everything)
 
 
 def test_empty_scans_are_refused(tmp_path):

@@ -41,6 +41,11 @@ _E57_SYSTEM = "coordinateMetadata"
 _E57_COLORS = ("colorRed", "colorGreen", "colorBlue")
 _GREY = 128.0
 _ADVICE = "export the scan again"
+# Where the header of a LAS file has the numbers of its records, the second one since version 1.4.
+_LAS_RECORD_COUNTS = (100, 243)
+_LAS_RECORD_BYTES = 54  # of a record at least
+_LAS_HEADER_BYTES = 247
+_LAS_1_4 = b"\x01\x04"
 
 ToWorld = Callable[[np.ndarray], np.ndarray]  # (N, 3) float64 -> (N, 3)
 InRange = Callable[[np.ndarray], np.ndarray]  # (N, 3) -> (N,) bool
@@ -144,8 +149,7 @@ def scan_system(path: Path) -> str | None:
     require_regular_file(path)
     suffix = path.suffix.lower()
     if suffix in LAS_SUFFIXES:
-        laspy = _load_laspy(path)
-        with _scan_errors(path), laspy.open(path) as reader:
+        with _scan_errors(path), _open_las(path) as reader:
             return _las_system(path, reader.header)
     if suffix == E57_SUFFIX:
         pye57 = _load_pye57(path)
@@ -256,9 +260,23 @@ def _scan_errors(path: Path) -> Iterator[None]:
             raise error
 
 
-def _las_pieces(path: Path) -> Iterator[_Piece]:
+def _open_las(path: Path) -> Any:
+    """Open a LAS file, unless its header announces more records than the file has room for.
+
+    laspy reads as many as are announced, up to billions, also behind the end of the file.
+    """
     laspy = _load_laspy(path)
-    with _scan_errors(path), laspy.open(path) as reader:
+    with path.open("rb") as file:
+        header = file.read(_LAS_HEADER_BYTES)
+    starts = _LAS_RECORD_COUNTS if header[24:26] == _LAS_1_4 else _LAS_RECORD_COUNTS[:1]
+    n_records = max(int.from_bytes(header[start : start + 4], "little") for start in starts)
+    if n_records * _LAS_RECORD_BYTES > path.stat().st_size:
+        raise UserError(f"{path}: damaged or no scan; {_ADVICE}")
+    return laspy.open(path)
+
+
+def _las_pieces(path: Path) -> Iterator[_Piece]:
+    with _scan_errors(path), _open_las(path) as reader:
         names = set(reader.header.point_format.dimension_names)
         has_colors = names.issuperset(_COLOR_NAMES)
         n_left = reader.header.point_count
