@@ -9,8 +9,6 @@ around each vertex, and where that is large, as on wires, it has little weight.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from sugar_extractors.mesh.refinement.thin_plate import (
@@ -18,11 +16,9 @@ from sugar_extractors.mesh.refinement.thin_plate import (
     free_vertices,
     laplacian_along,
     neighbor_mean,
+    repeated_mean,
 )
 from sugar_scene.triangle_mesh import TriangleMesh, vertex_normals
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 _PLATE = 3.0  # weight of the Laplacian, in squared disagreements per squared pixel
 _LEAST_CERTAINTY = 0.03  # of a vertex, disagreement per squared pixel
@@ -44,10 +40,10 @@ def without_noise(mesh: TriangleMesh, certainty: np.ndarray, sizes: np.ndarray) 
     from scipy.sparse import csr_array, eye_array
 
     mean = neighbor_mean(mesh)
-    certainty = _repeated(mean, certainty, _CERTAINTY_ROUNDS)
+    certainty = repeated_mean(mean, certainty, _CERTAINTY_ROUNDS)
     normals = vertex_normals(mesh)
     curvature = laplacian_along(mesh.vertices, normals, mean)
-    curvature = _repeated(mean, curvature, _CURVATURE_ROUNDS)
+    curvature = repeated_mean(mean, curvature, _CURVATURE_ROUNDS)
     is_free = free_vertices(mesh)
     flatness = 1 / (1 + (curvature / sizes / _USUAL_LAPLACIAN) ** 2) ** 2
     # Also along the surface: vertices of unequal distances have a Laplacian even on a plane.
@@ -67,10 +63,3 @@ def without_noise(mesh: TriangleMesh, certainty: np.ndarray, sizes: np.ndarray) 
     limits = sizes * np.minimum(_MAX_MOVE, _DEVIATION / np.sqrt(np.maximum(certainty, 1e-9)))
     excess = heights - np.clip(heights, -limits, limits)
     return TriangleMesh(smooth - excess[:, None] * normals, mesh.faces, mesh.colors)
-
-
-def _repeated(mean: csr_array, values: np.ndarray, rounds: int) -> np.ndarray:
-    """Take the mean of neighbours several times. (V,)"""
-    for _ in range(rounds):
-        values = mean @ values
-    return values

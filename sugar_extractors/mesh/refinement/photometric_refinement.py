@@ -30,6 +30,7 @@ from sugar_extractors.mesh.refinement.thin_plate import (
     free_vertices,
     laplacian_along,
     neighbor_mean,
+    repeated_mean,
 )
 from sugar_scene.triangle_mesh import TriangleMesh, vertex_normals
 
@@ -90,8 +91,7 @@ def refined_mesh(
 def _start_of(mesh: TriangleMesh, normals: np.ndarray) -> _Start:
     mean = neighbor_mean(mesh)
     laplacian = laplacian_along(mesh.vertices, normals, mean)
-    for _ in range(_SMOOTHINGS):
-        laplacian = mean @ laplacian
+    laplacian = repeated_mean(mean, laplacian, _SMOOTHINGS)
     return _Start(mesh.vertices, mean, laplacian, free_vertices(mesh))
 
 

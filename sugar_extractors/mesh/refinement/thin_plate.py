@@ -38,6 +38,13 @@ def neighbor_mean(mesh: TriangleMesh) -> csr_array:
     return mean
 
 
+def repeated_mean(mean: csr_array, values: np.ndarray, rounds: int) -> np.ndarray:
+    """Take the mean of neighbours, as of :func:`neighbor_mean`, several times. (V,) -> (V,)"""
+    for _ in range(rounds):
+        values = mean @ values
+    return values
+
+
 def laplacian_along(vertices: np.ndarray, normals: np.ndarray, mean: csr_array) -> np.ndarray:
     """Return how far the neighbours' mean lies above each vertex, along its normal. (V,)
 
