@@ -23,12 +23,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera, Pixels, pixels_of
-from gaussian_splatting.data.masks import (
-    OVERVIEW_SIDE,
-    KnownSurface,
-    VisualHull,
-    is_outside,
-)
+from gaussian_splatting.data.masks import OVERVIEW_SIDE, KnownSurface, VisualHull
 from sugar_extractors.mesh.holes.hole_shapes import Judgement, Rims
 from sugar_scene.depth_view import FusedViews
 from sugar_scene.regions import Box
@@ -74,9 +69,8 @@ class ViewEvidence:
         """Return which points too many masks exclude, and some farther than the rim. (N,) bool"""
         parts = torch.from_numpy(rims.holes).to(positions.device)
         known = KnownSurface(parts, torch.from_numpy(rims.is_rim).to(positions.device))
-        votes, shown_by = hull.votes(positions)
         votes_beyond_rim, _ = hull.votes(positions, known)
-        return is_outside(votes, shown_by) & (votes_beyond_rim > BEYOND_RIM_VOTES)
+        return ~hull.contains(positions) & (votes_beyond_rim > BEYOND_RIM_VOTES)
 
     def _is_before_surfaces(self, positions: Tensor, is_wide: np.ndarray) -> Tensor:
         """Return which points stand before the surfaces that most views show. (N, 3) -> (N,)

@@ -102,8 +102,12 @@ def fill_holes(
             through the vertices that it shares with another region stay.
     """
     loops = simple_loops(meshes.border_loops(mesh))
-    shares = _extent_shares(mesh, loops, region.box)
-    reasons = _open_reasons(mesh, loops, shares, is_object)
+    labels = meshes.component_labels(mesh)
+    shares = _extent_shares(mesh, loops, labels, region.box)
+    reasons = _size_reasons(loops, shares, is_object)
+    if not is_object:
+        for number in _longest_loops(mesh, loops, labels):
+            reasons[number] = "outer_borders"
     is_shared = region.shared(mesh.vertices)
     for number, loop in enumerate(loops):
         if is_shared[loop].any():
@@ -157,35 +161,38 @@ def simple_loops(walks: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [loop for loop in loops if len(loop) >= 3]
 
 
-def _extent_shares(mesh: TriangleMesh, loops: Sequence[np.ndarray], box: Box) -> np.ndarray:
-    """Return the extent of each loop in diagonals of its component inside of a box. (L,)"""
+def _extent_shares(
+    mesh: TriangleMesh, loops: Sequence[np.ndarray], labels: np.ndarray, box: Box
+) -> np.ndarray:
+    """Return the extent of each loop in diagonals of its component inside of a box. (L,)
+
+    Args:
+        labels: Of the components of the mesh. (V,)
+    """
     if not loops:
         return np.empty(0)
-    labels = meshes.component_labels(mesh)
     diagonals = _diagonals_inside(mesh, labels, box)
     return np.array([extent(mesh.vertices[loop]) / diagonals[labels[loop[0]]] for loop in loops])
 
 
-def _open_reasons(
-    mesh: TriangleMesh, loops: Sequence[np.ndarray], shares: np.ndarray, is_object: bool
-) -> list[str]:
-    """Return why each loop stays open before photographs are looked at; empty where it may not."""
-    if not loops:
-        return []
+def _size_reasons(loops: Sequence[np.ndarray], shares: np.ndarray, is_object: bool) -> list[str]:
+    """Return why each loop is no hole by its size alone; empty where it may be one."""
     largest_share = OBJECT_HOLE_SHARE if is_object else HOLE_SHARE
     reasons = []
     for loop, share in zip(loops, shares.tolist(), strict=True):
         is_too_large = len(loop) > MAX_LOOP or share > largest_share
         reasons.append("too_large" if is_too_large else "")
-    if not is_object:
-        for number in _longest_loops(mesh, loops):
-            reasons[number] = "outer_borders"
     return reasons
 
 
-def _longest_loops(mesh: TriangleMesh, loops: Sequence[np.ndarray]) -> list[int]:
-    """Return the number of the longest loop of each component that has one."""
-    labels = meshes.component_labels(mesh)
+def _longest_loops(
+    mesh: TriangleMesh, loops: Sequence[np.ndarray], labels: np.ndarray
+) -> list[int]:
+    """Return the number of the longest loop of each component that has one.
+
+    Args:
+        labels: Of the components of the mesh. (V,)
+    """
     lengths = [_length(mesh.vertices[loop]) for loop in loops]
     longest: dict[int, int] = {}
     for number, loop in enumerate(loops):
