@@ -141,9 +141,7 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 def upload_into(target: Tensor, tensor: Tensor) -> None:
     """Send a host tensor to where a tensor of a device lies, likewise."""
-    if target.is_cuda:
-        tensor = tensor.pin_memory()
-    target.copy_(tensor, non_blocking=True)
+    target.copy_(pinned(tensor, target.device), non_blocking=True)
 
 
 def pinned(tensor: Tensor, device: torch.device | None) -> Tensor:

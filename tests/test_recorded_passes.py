@@ -155,7 +155,7 @@ def test_a_repeated_pass_with_bad_numbers_changes_nothing():
     before = {name: values.clone() for name, values in state_of(training.stage).items()}
     training.step()
     with pytest.raises(TrainingError, match="scales out of bounds"):
-        training.settle()
+        training.check_last()
     assert_same_bits(training.stage, before)
 
 
@@ -178,7 +178,7 @@ def test_a_repeated_pass_with_too_short_lists_is_made_again(monkeypatch):
             training.stage.model.cloud.log_scales.add_(1.0)
         excesses.clear()
         training.step()
-        training.settle()
+        training.check_last()
         results.append(state_of(training.stage))
     assert [excess > 0 for excess in excesses] == [True, False]
     assert_same_bits(training.stage, results[0])

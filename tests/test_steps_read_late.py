@@ -114,14 +114,14 @@ def test_the_next_step_is_under_way_when_the_numbers_are_read(monkeypatch):
     monkeypatch.setattr(SentNumbers, "tolist", lambda self: (events.append("read"), read(self))[1])
     for _ in range(4):
         training.step()
-    training.settle()
+    training.check_last()
     assert events == ["step", "step", "read", "step", "read", "step", "read", "read"]
 
 
 @pytest.mark.slow
 def test_bad_numbers_are_named_as_of_their_step():
     training = Training(CpuRecorder())
-    training.settle()
+    training.check_last()
     bad = training.iteration
     with torch.no_grad():
         training.stage.model.cloud.log_scales[3] = 40.0

@@ -137,7 +137,7 @@ class Trainer:
                 step = self._stepper.step(iteration, stop.requested)
                 is_shown = bar.due or iteration == last
                 if is_shown or self._is_looked_at(iteration):
-                    self._stepper.settle()
+                    self._stepper.check_last()
                 self._log(iteration, step, reporter)
                 bar.update(iteration, fields=reporter.fields(step.terms) if is_shown else None)
                 self._after_step(iteration, reporter)
@@ -146,7 +146,7 @@ class Trainer:
                 # Several processes stop after an iteration that all of them know of.
                 signal_name = stop.requested if self._group.is_alone else step.stop
                 if signal_name and iteration < last:
-                    self._stepper.settle()
+                    self._stepper.check_last()
                     self._save(iteration, reporter)
                     self._record("interrupted", reporter.summary())
                     # The others leave when this one has saved: who started them may end all with

@@ -180,7 +180,7 @@ class Stepper:
 
         Args:
             requested: Name of the signal that asked this process to stop.
-            may_read_late: Whether the next step, or :meth:`settle`, may be the first to know
+            may_read_late: Whether the next step, or :meth:`check_last`, may be the first to know
                 whether the numbers of this one are good.
 
         Raises:
@@ -206,7 +206,7 @@ class Stepper:
         stage.apply(iteration)
         return total
 
-    def settle(self) -> bool:
+    def check_last(self) -> bool:
         """Read the numbers of the last step, if that was left to the next one.
 
         Where they are bad, neither that step nor what followed has changed anything: it is made
@@ -272,7 +272,7 @@ class Stepper:
         view = self._load(iteration, view_index)
         result = self._accumulate(view)
         self._send_next(iteration, view_index)
-        if not self.settle():
+        if not self.check_last():
             # The pass began with a model that lacked a step.
             self._begin(iteration)
             result = self._accumulate(view)
@@ -377,7 +377,7 @@ class Stepper:
     def _begin(self, iteration: int) -> None:
         rules = self._stage.rules(iteration)
         if rules.changes_population or rules.begins_with_model:
-            self.settle()
+            self.check_last()
         if rules.changes_population:
             # What was changed cannot be changed once more.
             self._may_read_late = False

@@ -161,7 +161,7 @@ def trained(
     with gpu_paths():
         for step in range(steps):
             if step == resumed_after:
-                stepper.settle()
+                stepper.check_last()
                 saved = copy.deepcopy((stage.model.state(), stage.extra_state()))
                 stage, stepper = begin()
                 stage.model.restore(saved[0])
@@ -170,9 +170,9 @@ def trained(
             if totals is not None:
                 totals[:] = [total]
             if losses is not None:
-                stepper.settle()
+                stepper.check_last()
                 losses.append(float(total.terms["loss"]))
-        stepper.settle()
+        stepper.check_last()
     return stage, warnings
 
 
@@ -188,16 +188,16 @@ class Training:
         self.iteration = FIRST + 10
         for _ in range(8):
             self.step()
-        self.settle()
+        self.check_last()
 
     def step(self):
         with gpu_paths():
             self._stepper.step(self.iteration, None)
         self.iteration += 1
 
-    def settle(self):
+    def check_last(self):
         with gpu_paths():
-            self._stepper.settle()
+            self._stepper.check_last()
 
 
 def state_of(stage):
