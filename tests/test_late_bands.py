@@ -12,12 +12,18 @@ import torch
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.components.poses import PoseConfig, PoseRefinement
 from gaussian_splatting.core import color_gradients
+from gaussian_splatting.engine.component import Component
 from gaussian_splatting.engine.model import TrainableCloud
+from gaussian_splatting.engine.recording.recorded_runner import RecordedRunner
+from gaussian_splatting.engine.stage import StepResources
+from gaussian_splatting.engine.step_runner import plain_runner
 from gaussian_splatting.engine.stepping import RunContext, Stepper
+from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.optim import adam, band_steps, late_bands, row_storage
 from gaussian_splatting.optim.host_memory import host_empty
 from gaussian_splatting.optim.late_bands import LateBands
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
+from gaussian_splatting.optim.recorded_step import RecordedStep
 from gaussian_splatting.optim.row_storage import DeviceRows, HostRows
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -29,8 +35,10 @@ from sugar_trainers.refine_stage import RefineStage
 from sugar_trainers.stage_config import CoarseConfig, MultiviewConfig, RefineConfig
 from sugar_trainers.view_comparison import ViewComparer
 from sugar_utils.console import Console
+from tests.support.cpu_recorder import CpuRecorder
+from tests.support.launches import gpu_paths
+from tests.support.recorded_training import CASE, EXTENT, cameras_apart
 from tests.support.step_scenes import (
-    Case,
     MadeUpPhotographs,
     as_cloud,
     make_scene,
@@ -39,19 +47,7 @@ from tests.support.step_scenes import (
 )
 from tests.support.training import parameters_and_moments
 
-CASE = Case("late bands", 300, 48, 36, 1, radius=6.0)
-EXTENT = 5.0
 FORMATS = [OptimizerConfig(s, use_bfloat16=half) for s in ("fp32", "bf16") for half in (0, 1)]
-
-
-def cameras():
-    """Views of which each shows some Gaussians that the others do not."""
-    camera = make_scene(CASE)[1]
-    shifts = ((3.0, 1.0, 0.0), (3.0, -1.0, 0.0), (-3.0, 0.5, 0.0), (0.0, -3.0, 0.0))
-    return [
-        replace(camera, name=f"view {i}", translation=camera.translation + np.array(shift))
-        for i, shift in enumerate(shifts)
-    ]
 
 
 def vanilla(optimizer, components=()):
@@ -72,7 +68,7 @@ def coarse(optimizer):
 
 def multiview(optimizer):
     config = MultiviewConfig(multiview_pixels=100, optimizer=optimizer)
-    views = cameras()
+    views = cameras_apart()
     photographs = MadeUpPhotographs(photograph)
     comparer = ViewComparer(
         NeighborViews(views, EXTENT),
@@ -98,17 +94,18 @@ STAGES = {
 }
 
 
-def stepper_of(stage, first):
-    context = RunContext(MadeUpPhotographs(photograph), Console())
-    return Stepper(stage, cameras(), context, first=first, seed=0)
+def stepper_of(stage, first, new_runner=plain_runner):
+    context = RunContext(MadeUpPhotographs(photograph), Console(), new_runner=new_runner)
+    return Stepper(stage, cameras_apart(), context, first=first, seed=0)
 
 
-def train(stage, first, steps=24):
+def train(stage, first, steps=24, new_runner=plain_runner):
     """The stage after some steps, each with one view."""
-    stepper = stepper_of(stage, first)
+    stepper = stepper_of(stage, first, new_runner)
     for iteration in range(first, first + steps):
         stage.begin(iteration)
         stepper.step(iteration, None)
+    stepper.check_last()
     return stage
 
 
@@ -120,12 +117,17 @@ def assert_same(stage, expected):
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """Factors are kept and stepped in registers; returns how many rows each step had in view."""
+def factored(monkeypatch):
+    """Factors are kept and stepped in registers, as on a GPU."""
     monkeypatch.setattr(color_gradients, "MIN_FACTORED", 1)
     monkeypatch.setattr(adam, "in_one_launch", lambda device: True)
     monkeypatch.setattr(band_steps, "in_one_launch", lambda device: True)
     monkeypatch.setattr(row_storage, "ROWS_PER_PIECE", 64)
+
+
+@pytest.fixture
+def as_on_a_gpu(factored, monkeypatch):
+    """The same; returns how many rows each step had in view."""
     shares = []
     catch_up = LateBands.catch_up_in_view
 
@@ -163,7 +165,7 @@ def test_more_steps_than_may_wait(as_on_a_gpu, monkeypatch):
     catch_up = LateBands.catch_up
 
     def watched(self):
-        numbers_waiting.append(self._n_waiting)
+        numbers_waiting.append(int(self._n_waiting))
         catch_up(self)
 
     monkeypatch.setattr(LateBands, "catch_up", watched)
@@ -187,7 +189,7 @@ def test_steps_wait_until_a_gaussian_is_in_view(as_on_a_gpu):
 def test_a_view_is_rendered_with_all_steps(as_on_a_gpu):
     stage = train(vanilla(OptimizerConfig(bands_on_host=True)), 2_601, steps=9)
     twin = train(vanilla(OptimizerConfig()), 2_601, steps=9)
-    for camera in cameras():
+    for camera in cameras_apart():
         found = stage.render(camera, geometry=False).image
         expected = twin.render(camera, geometry=False).image
         assert torch.equal(found, expected)
@@ -219,12 +221,146 @@ def test_several_views_of_a_step_leave_nothing_waiting(as_on_a_gpu):
 
 def test_learned_poses_leave_nothing_waiting(as_on_a_gpu):
     def stage(on_host):
-        poses = PoseRefinement(cameras(), EXTENT, PoseConfig())
+        poses = PoseRefinement(cameras_apart(), EXTENT, PoseConfig())
         return vanilla(OptimizerConfig(bands_on_host=on_host), [poses])
 
     expected = parameters_and_moments(train(stage(False), 2_601, steps=6))
     assert_same(train(stage(True), 2_601, steps=6), expected)
     assert not as_on_a_gpu
+
+
+class Recorded:
+    """Trains with recorded passes, on the paths of GPUs; says how many passes were repeated."""
+
+    def __init__(self):
+        self._recorder = CpuRecorder()
+        self.warnings = []
+
+    @property
+    def n_replays(self):
+        return sum(recording.n_replays for recording in self._recorder.recordings)
+
+    def train(self, stage, first, steps=24):
+        with gpu_paths():
+            stage = train(stage, first, steps, lambda _: self.runner())
+        assert self.warnings == []
+        return stage
+
+    def runner(self):
+        return RecordedRunner(self._recorder, self.warnings.append)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The steps that may wait, as the host counts them, after each; never less than there are."""
+    counts = []
+    count_step = LateBands.count_step
+
+    def watched(self):
+        count_step(self)
+        assert int(self._n_waiting) <= self._most_waiting
+        counts.append(self._most_waiting)
+
+    monkeypatch.setattr(LateBands, "count_step", watched)
+    return counts
+
+
+def launched(stage, first, steps=24):
+    """The numbers of a stage after steps on the paths of GPUs, launch by launch."""
+    with gpu_paths():
+        return parameters_and_moments(train(stage, first, steps))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STAGES)
+def test_steps_of_recorded_passes_wait_too(name, factored, counted, monkeypatch):
+    monkeypatch.setattr(late_bands, "MAX_WAITING", 5)
+    made = []
+    mark_made = RecordedStep.mark_made
+    monkeypatch.setattr(RecordedStep, "mark_made", lambda step: (made.append(1), mark_made(step)))
+    make, first = STAGES[name]
+    expected = launched(make(OptimizerConfig()), first)
+    recorded = Recorded()
+    stage = recorded.train(make(OptimizerConfig(bands_on_host=True)), first)
+    assert recorded.n_replays >= 8
+    assert len(made) >= 8, "the host made the steps"
+    assert len(counted) >= 20
+    assert counted.count(0) >= 2, "the memory for numbers of steps was never full"
+    assert_same(stage, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", FORMATS, ids=str)
+def test_recorded_steps_of_rounded_bands_have_the_same_bits(config, factored, counted):
+    expected = launched(vanilla(config), 2_601)
+    recorded = Recorded()
+    assert_same(recorded.train(vanilla(replace(config, bands_on_host=True)), 2_601), expected)
+    assert recorded.n_replays >= 8
+    assert max(counted) > 15, "steps of recorded passes do not wait"
+
+
+class Reader(Component):
+    """Has gradients formed in some iterations, as a component does that reads them."""
+
+    name = "reader"
+    obeys_step_mask = True
+
+    def before_view(self, view):
+        return replace(view, gradients_are_read=view.iteration % 3 == 0)
+
+
+@pytest.mark.slow
+def test_recorded_passes_without_late_steps_begin_with_all_of_them(factored, counted):
+    expected = launched(vanilla(OptimizerConfig(), [Reader()]), 2_601)
+    recorded = Recorded()
+    stage = recorded.train(vanilla(OptimizerConfig(bands_on_host=True), [Reader()]), 2_601)
+    assert recorded.n_replays >= 8
+    assert max(counted) == 2
+    assert_same(stage, expected)
+
+
+@pytest.mark.slow
+def test_steps_wait_after_degrees_without_bands(factored, counted):
+    """While colours do not depend on the direction, recorded steps leave the bands alone."""
+    expected = launched(vanilla(OptimizerConfig()), 985)
+    recorded = Recorded()
+    stage = recorded.train(vanilla(OptimizerConfig(bands_on_host=True)), 985)
+    assert recorded.n_replays >= 8
+    assert counted
+    assert_same(stage, expected)
+
+
+@pytest.mark.slow
+def test_a_resumed_recorded_run_has_the_same_bits(factored):
+    expected = launched(vanilla(OptimizerConfig()), 2_601)
+    optimizer = OptimizerConfig(bands_on_host=True)
+    recorded = Recorded()
+    stage = recorded.train(vanilla(optimizer), 2_601, steps=10)
+    other = vanilla(optimizer)
+    other.model.restore(stage.model.state())
+    with gpu_paths():
+        stepper = stepper_of(other, 2_601, lambda _: recorded.runner())
+        for iteration in range(2_611, 2_625):
+            stepper.step(iteration, None)
+        stepper.check_last()
+    assert recorded.n_replays >= 8
+    assert_same(other, expected)
+
+
+def test_a_step_with_bad_numbers_does_not_wait(factored):
+    stage = train(vanilla(OptimizerConfig(bands_on_host=True)), 2_601, steps=6)
+    optimizer = stage.model.optimizer
+    camera = cameras_apart()[0]
+    view = TrainingView(camera, photograph(camera), 2_607)
+    stage.accumulate(view, StepResources(stage.memory_plan, is_only_view=True))
+    bands = optimizer.late_bands
+    known = (optimizer.leaves["sh_rest"], bands._n_waiting, bands._n_made, bands._is_in_view)
+    before = [values.detach().clone() for values in known]
+    are_bad = torch.zeros(1, dtype=torch.bool)
+    optimizer.update(optimizer.stepping(), optimizer.next_inputs()._replace(step_mask=are_bad))
+    for values, expected in zip(known, before, strict=True):
+        assert torch.equal(values, expected)
+    assert 0 < float(bands._is_in_view.float().mean()) < 1
 
 
 def test_bands_beside_a_background_lie_on_the_device():

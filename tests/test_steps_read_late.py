@@ -8,10 +8,12 @@ from functools import partial
 import pytest
 import torch
 
+from gaussian_splatting.core import color_gradients
 from gaussian_splatting.engine.component import Component, IterationRules
 from gaussian_splatting.engine.recording import recordings
 from gaussian_splatting.engine.recording.recorded_runner import RecordedRunner
 from gaussian_splatting.optim.adam import GroupedAdam
+from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.rasterization import projection
 from gaussian_splatting.vanilla import vanilla_run
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -24,6 +26,7 @@ from tests.support.recorded_training import (
     FIRST,
     Training,
     assert_same_bits,
+    cameras_apart,
     coarse_stage,
     multiview_stage,
     sampling,
@@ -102,6 +105,23 @@ def test_steps_with_too_short_lists_are_made_again_with_the_same_bits(case, made
     assert warnings == []
     assert len(made_again) >= 2
     assert_same_bits(stage, state_of(expected))
+
+
+@pytest.mark.slow
+def test_steps_that_are_made_again_do_not_wait_twice(made_again, monkeypatch):
+    """Colour bands on the host, whose steps wait where a view does not show them."""
+    monkeypatch.setattr(color_gradients, "MIN_FACTORED", 1)
+    first = 2_602
+    how = {"first": first, "steps": STEPS, "views": cameras_apart()}
+    results = []
+    for recorder, on_host in ((None, False), (CpuRecorder(), True)):
+        optimizer = OptimizerConfig(bands_on_host=on_host)
+        build = partial(swelling, partial(vanilla_stage, optimizer=optimizer), first)
+        stage, warnings = trained(recorder, build=build, **how)
+        assert warnings == []
+        results.append(state_of(stage))
+    assert len(made_again) >= 2
+    assert_same_bits(stage, results[0])
 
 
 @pytest.mark.slow

@@ -87,13 +87,20 @@ class GroupedAdam(AdamState):
         """Update every parameter that has a gradient or is unused, then drop the gradients."""
         names = self.stepping()
         with_gradients = [name for name in names if self._has_gradient(name)]
+        may_wait = self.steps_by_factors()
         if not self.is_made:
             self.make_moments(names)
             self.update(names, self.next_inputs() if in_one_launch(self.device) else None)
         self._count(names, 1)
+        if may_wait and self._late is not None:
+            self._late.count_step()
         for name in with_gradients:
             self.groups[name].moved = True
         self.zero_grad()
+
+    def steps_by_factors(self) -> bool:
+        """Whether the bands have the gradient of one view, as factors, and no other."""
+        return len(self.color_gradients) == 1 and self.leaves[BANDS].grad is None
 
     def uncount_step(self) -> None:
         """Forget the last step, which changed nothing on the device."""
@@ -123,7 +130,7 @@ class GroupedAdam(AdamState):
 
     def update(self, names: Sequence[str], inputs: StepInputs | None) -> None:
         """Change values and moments, and drop the gradients; see :meth:`next_inputs`."""
-        if not self._steps_by_factors():
+        if not self.steps_by_factors():
             self.catch_up()
         # First: the directions, in which the view saw the Gaussians, follow from their centres.
         self._use_color_gradients(inputs)
@@ -145,7 +152,7 @@ class GroupedAdam(AdamState):
 
         Where there are other gradients, too, those of the bands are formed and added to them.
         """
-        by_factors = self._steps_by_factors()
+        by_factors = self.steps_by_factors()
         late = self.late_bands if by_factors else None
         for gradient in self.color_gradients:
             if late is not None:
@@ -158,10 +165,6 @@ class GroupedAdam(AdamState):
                 self.add_gradients({BANDS: coefficient_gradients(gradient, rows, bands.detach())})
             self.add_gradients({BASE: (gradient.colors * SH_C0)[:, None]})
         self.color_gradients.clear()
-
-    def _steps_by_factors(self) -> bool:
-        """Whether the bands have the gradient of one view, as factors, and no other."""
-        return len(self.color_gradients) == 1 and self.leaves[BANDS].grad is None
 
     def _has_gradient(self, name: str) -> bool:
         is_color = name in (BASE, BANDS)

@@ -89,14 +89,9 @@ class AdamState:
         return resident
 
     @property
-    def has_late_steps(self) -> bool:
-        """Whether steps of bands may wait."""
-        return self._is_on_host(BANDS)
-
-    @property
     def late_bands(self) -> LateBands | None:
         """The bands whose steps wait; None where none may."""
-        moments = self.groups[BANDS].moments if self.has_late_steps else None
+        moments = self.groups[BANDS].moments if self._is_on_host(BANDS) else None
         if self._late is None and moments is not None:
             self._late = LateBands(self.leaves[BANDS], moments)
         return self._late
@@ -128,8 +123,8 @@ class AdamState:
         return all(self.groups[name].moments is not None for name in names)
 
     def moment_facts(self) -> list[Hashable]:
-        """Return which parameters moved, and where their moments lie."""
-        facts: list[Hashable] = []
+        """Return which parameters moved, where their moments lie, and which steps may wait."""
+        facts: list[Hashable] = [self.late_bands]
         for group in self.groups.values():
             moments = group.moments or {}
             addresses = tuple(moment.data_ptr() for moment in moments.values())

@@ -59,6 +59,16 @@ def cameras():
     ]
 
 
+def cameras_apart():
+    """Four views of which each shows some Gaussians that the others do not."""
+    camera = make_scene(CASE)[1]
+    shifts = ((3.0, 1.0, 0.0), (3.0, -1.0, 0.0), (-3.0, 0.5, 0.0), (0.0, -3.0, 0.0))
+    return [
+        replace(camera, name=f"view {i}", translation=camera.translation + np.array(shift))
+        for i, shift in enumerate(shifts)
+    ]
+
+
 def picture(camera):
     """Bytes that tell one view from the other. (H, W, 3)"""
     return photograph(camera).roll(7 * int(camera.name[-1]), dims=1)

@@ -68,9 +68,12 @@ class RecordedPass:
         # Outside of the recording: the loop holds the values of the terms, and would hold memory
         # of the recording with them when it is dropped.
         self._values = torch.zeros(MAX_TERMS, device=device)
+        # Launches for all rows are no part of a recording: the host makes them where they are due.
+        self._optimizer.catch_up()
         # A recorder may carry out what it records.
         with self._without_step():
             self._recording, self._result = recorder.record(lambda: self._recorded_work(resources))
+        self._lets_steps_wait = self._optimizer.steps_by_factors()
         self._gradients = self._optimizer.take_gradients()
 
     def _recorded_work(self, resources: StepResources) -> ViewResult:
@@ -109,6 +112,8 @@ class RecordedPass:
 
     def repeat(self, view: TrainingView, predictor: IntersectionPrediction) -> ViewResult:
         """Carry the pass out on another view."""
+        if not self._lets_steps_wait:
+            self._optimizer.catch_up()
         step = None if self._probes is None else self._step
         if step is not None:
             step.send_numbers()

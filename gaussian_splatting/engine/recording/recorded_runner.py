@@ -137,8 +137,6 @@ class RecordedRunner:
             # With strips, the host reads where the tile lists of each begin.
             and resources.memory.split.strips == 1
             and isinstance(stage.rasterizer, WarpRasterizer)
-            # The launches of a view would depend on which steps wait.
-            and not stage.model.optimizer.has_late_steps
             and not view.added
             # The host drops gradients before such a step: once, so it is not worth a recording.
             and not stage.rules(view.iteration).frozen
