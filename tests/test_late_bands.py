@@ -23,7 +23,7 @@ from gaussian_splatting.optim import adam, band_steps, late_bands, row_storage
 from gaussian_splatting.optim.host_memory import host_empty
 from gaussian_splatting.optim.late_bands import LateBands
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
-from gaussian_splatting.optim.recorded_step import RecordedStep
+from gaussian_splatting.optim.recorded_step import RecordedStep, step_facts
 from gaussian_splatting.optim.row_storage import DeviceRows, HostRows
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -234,6 +234,7 @@ class Recorded:
 
     def __init__(self):
         self._recorder = CpuRecorder()
+        self.is_recording = False
         self.warnings = []
 
     @property
@@ -247,7 +248,14 @@ class Recorded:
         return stage
 
     def runner(self):
-        return RecordedRunner(self._recorder, self.warnings.append)
+        return RecordedRunner(self, self.warnings.append)
+
+    def record(self, work):
+        self.is_recording = True
+        try:
+            return self._recorder.record(work)
+        finally:
+            self.is_recording = False
 
 
 @pytest.fixture
@@ -310,10 +318,18 @@ class Reader(Component):
 
 
 @pytest.mark.slow
-def test_recorded_passes_without_late_steps_begin_with_all_of_them(factored, counted):
-    expected = launched(vanilla(OptimizerConfig(), [Reader()]), 2_601)
+def test_recorded_passes_without_late_steps_begin_with_all_of_them(factored, counted, monkeypatch):
+    """Those launches belong to no recording, which would make them without the host's knowledge."""
+    catch_up = LateBands.catch_up
+
+    def watched(self):
+        assert not (recorded.is_recording and self._most_waiting)
+        catch_up(self)
+
+    monkeypatch.setattr(LateBands, "catch_up", watched)
     recorded = Recorded()
-    stage = recorded.train(vanilla(OptimizerConfig(bands_on_host=True), [Reader()]), 2_601)
+    expected = launched(vanilla(OptimizerConfig(), [Reader()]), 2_590, 36)
+    stage = recorded.train(vanilla(OptimizerConfig(bands_on_host=True), [Reader()]), 2_590, 36)
     assert recorded.n_replays >= 8
     assert max(counted) == 2
     assert_same(stage, expected)
@@ -361,6 +377,14 @@ def test_a_step_with_bad_numbers_does_not_wait(factored):
     for values, expected in zip(known, before, strict=True):
         assert torch.equal(values, expected)
     assert 0 < float(bands._is_in_view.float().mean()) < 1
+
+
+def test_a_recorded_step_depends_on_where_it_notes_steps(factored):
+    optimizer = train(vanilla(OptimizerConfig(bands_on_host=True)), 2_601, steps=2).model.optimizer
+    facts = step_facts(optimizer)
+    assert facts == step_facts(optimizer)
+    optimizer._late = None
+    assert facts != step_facts(optimizer)
 
 
 def test_bands_beside_a_background_lie_on_the_device():

@@ -8,9 +8,10 @@ from functools import partial
 from unittest import mock
 
 import torch
+from torch import Tensor
 
 from benchmarks.gpu.common import Check, Finding, Setup, milliseconds, synchronize
-from benchmarks.gpu.recorded import EXTENT, Run, Size
+from benchmarks.gpu.recorded import EXTENT, Run, Size, new_recorder, warnings_of
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.core import color_gradients
 from gaussian_splatting.core.cloud import GaussianCloud
@@ -24,13 +25,27 @@ from tests.support.training import parameters_and_moments
 
 FIRST = 2_592  # a round of densification follows iteration 2600, and all bands are trained
 TIMED = 15_005
+N_BEFORE = 15  # steps that are not timed; recordings are made in them
 FULL_SIZES = (Size(1_000_000, 1920, 1244),)
 QUICK_SIZE = Size(300, 48, 36)
+
+
+WAYS = ((False, False), (True, False), (True, True))
+"""Whether bands lie on the host, and whether passes are recorded."""
 
 
 def _build(on_host: bool, cloud: GaussianCloud, cameras: Sequence[Camera]) -> VanillaStage:
     config = VanillaConfig(optimizer=OptimizerConfig(bands_on_host=on_host))
     return VanillaStage(cloud, config, Region(EXTENT), lambda *_: None)
+
+
+def _run(setup: Setup, size: Size, first: int, way: tuple[bool, bool]) -> tuple[Run, str]:
+    """Begin a run in one of the ways; say which one."""
+    on_host, is_recorded = way
+    recorder = new_recorder(setup) if is_recorded else None
+    place = "on the host" if on_host else "on the device"
+    name = f"bands {place}, recorded" if is_recorded else f"bands {place}"
+    return Run(setup, partial(_build, on_host), size, recorder, first), name
 
 
 def memory(setup: Setup) -> Iterator[Finding]:
@@ -53,29 +68,31 @@ def memory(setup: Setup) -> Iterator[Finding]:
 def bits(setup: Setup) -> Iterator[Finding]:
     """Steps around a change of the number of Gaussians, with bands on the host and without."""
     size = setup.size(Size(60_000, 480, 360), QUICK_SIZE)
-    with mock.patch.object(color_gradients, "MIN_FACTORED", 1):
-        runs = []
-        for on_host in (False, True):
-            run = Run(setup, partial(_build, on_host), size, None, FIRST)
+    expected: dict[str, Tensor] = {}
+    for way in WAYS:
+        with mock.patch.object(color_gradients, "MIN_FACTORED", 1):
+            run, name = _run(setup, size, FIRST, way)
             for _ in range(setup.size(40, 14)):
                 run.step()
-            runs.append(parameters_and_moments(run.stage))
-    resident, on_host = runs
-    differing = 0
-    for name, values in resident.items():
-        others = on_host[name]
-        is_alike = values.shape == others.shape
-        differing += int((values != others).sum()) if is_alike else values.numel()
-    shown = "equal" if not differing else f"{differing:,} values differ"
-    yield Finding("vanilla, all values", not differing, shown, {"differing": differing})
+        found = parameters_and_moments(run.stage)
+        expected = expected or found
+        differing = 0
+        for key, values in expected.items():
+            is_alike = values.shape == found[key].shape
+            differing += int((values != found[key]).sum()) if is_alike else values.numel()
+        shown = "equal" if not differing else f"{differing:,} values differ"
+        yield Finding(
+            f"vanilla, {name}, all values", not differing, shown, {"differing": differing}
+        )
+        yield warnings_of(run)
 
 
 def times(setup: Setup) -> Iterator[Finding]:
     """Time and peak memory of a step, with bands on the host and without."""
     for size in setup.size(FULL_SIZES, (QUICK_SIZE,)):
-        for on_host in (False, True):
-            run = Run(setup, partial(_build, on_host), size, None, TIMED)
-            for _ in range(3):
+        for way in WAYS:
+            run, name = _run(setup, size, TIMED, way)
+            for _ in range(N_BEFORE):
                 run.step()
             peak = 0
             if setup.on_cuda:
@@ -84,8 +101,7 @@ def times(setup: Setup) -> Iterator[Finding]:
             ms = milliseconds(setup.place, run.step, repeats=setup.size(20, 2), budget=4.0)
             if setup.on_cuda:
                 peak = torch.cuda.max_memory_allocated(setup.place)
-            place = "on the host" if on_host else "on the device"
-            what = f"{size.n:,}, {size.width} x {size.height}, bands {place}"
+            what = f"{size.n:,}, {size.width} x {size.height}, {name}"
             shown = f"{ms:.1f} ms, {format_bytes(peak)} at most"
             yield Finding(what, True, shown, {"ms": ms, "peak_bytes": peak})
             del run
