@@ -142,7 +142,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
         activated = self.model.trained_cloud.activate(graph=False)
         gaussians = self.collecting(activated, view, resources)
         leaves = gaussians.as_leaves()
-        surface = self._comparer.surface_view(leaves, view.surface, resources)
+        surface = self._comparer.surface_view(leaves, view, resources)
         view = replace(view, surface=surface)
         view, features = self.with_features(view, leaves)
         terms = self.all_terms(view)

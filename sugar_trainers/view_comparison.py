@@ -99,7 +99,9 @@ class Neighbor:
 class SurfaceInputs:
     """The inputs of a :class:`SurfaceView`, chosen before anything is rendered."""
 
-    photograph: Tensor  # of the view, as the image store gives it
+    # The photograph with its mask, as the image store gives it; None where it has none and is that
+    # of the view. (H, W, 4) uint8
+    masked: Tensor | None
     neighbor: Neighbor | None  # None where nothing is compared, or the view has no neighbour
 
 
@@ -158,13 +160,19 @@ class ViewComparer:
 
     def inputs(self, view: TrainingView) -> SurfaceInputs:
         """Choose the neighbour of a view and the pixels to compare; read its photograph."""
-        return SurfaceInputs(view.target, self._neighbor(view) if self._pixels else None)
+        masked = view.target if view.target.shape[-1] == 4 else None
+        return SurfaceInputs(masked, self._neighbor(view) if self._pixels else None)
 
     def surface_view(
-        self, gaussians: Gaussians, inputs: SurfaceInputs, resources: StepResources
+        self, gaussians: Gaussians, view: TrainingView, resources: StepResources
     ) -> SurfaceView:
-        """Edges of the image, and the neighbour for the planes of Gaussians."""
-        gray = gray_of(inputs.photograph)
+        """Edges of the image, and the neighbour for the planes of Gaussians.
+
+        Args:
+            view: Its surface is what :meth:`inputs` returned.
+        """
+        inputs: SurfaceInputs = view.surface
+        gray = gray_of(view.target if inputs.masked is None else inputs.masked)
         neighbor = inputs.neighbor
         if neighbor is None:
             return SurfaceView(edge_weights(gray), None)

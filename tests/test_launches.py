@@ -41,7 +41,7 @@ RECORDED_LIMITS = {
     "dn_consistency": (140, 8),
     "density": (121, 8),
     "sdf": (388, 8),
-    "multiview": (156, 35),
+    "multiview": (156, 34),
 }
 """Nodes of the graph of a recorded step, and operations of torch beside it in one iteration."""
 
