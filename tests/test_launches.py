@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gaussian_splatting.data.images import composited
 from tests.support.cpu_recorder import CpuRecorder, CpuRecording
 from tests.support.launches import count, counting
 
@@ -59,6 +60,29 @@ def test_the_host_does_little_beside_a_repeated_step(phase, monkeypatch):
     assert launches == 0
     assert 0 < operations <= max_operations
     assert waits == 1
+
+
+CUT_OUT_LIMITS = {"vanilla": (31, 1), "dn_consistency": (25, 1), "multiview": (55, 2)}
+"""Operations beside a recorded step whose photograph has a mask of an object, and waits. With
+several views, the pixels that are compared are drawn among those of the mask, which are counted."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", CUT_OUT_LIMITS)
+def test_the_host_does_not_wait_for_the_background_of_an_object(phase, monkeypatch):
+    monkeypatch.setattr(CpuRecording, "replay", lambda recording: None)
+    launches, operations, _, waits = count(phase, CpuRecorder(), is_cut_out=True).totals()
+    assert launches == 0
+    max_operations, max_waits = CUT_OUT_LIMITS[phase]
+    assert operations <= max_operations
+    assert waits == max_waits
+
+
+def test_an_object_is_put_on_its_background_by_few_operations():
+    photograph = torch.zeros(360, 480, 4, dtype=torch.uint8)
+    with counting() as counts:
+        composited(photograph, photograph[0, 0, :3])
+    assert counts.operations.total() <= 8
 
 
 def test_waits_and_views_are_told_apart_from_operations():

@@ -11,6 +11,7 @@ from PIL import Image
 
 import train
 from gaussian_splatting import train as vanilla_train
+from gaussian_splatting.data import images
 from gaussian_splatting.data.images import ImageStore, composited, dilated, eroded, outlined
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.engine.run_identity import scene_inputs
@@ -335,6 +336,15 @@ def test_an_object_is_composited_on_the_colour_and_rounded():
     photograph = torch.tensor([[[200, 0, 10, 255], [200, 0, 10, 0], [200, 0, 10, 51]]]).byte()
     found = composited(photograph, torch.tensor([0, 100, 255]).byte())
     assert found.tolist() == [[[200, 0, 10], [0, 100, 255], [40, 80, 206]]]
+
+
+def test_an_object_is_composited_some_rows_at_a_time(monkeypatch):
+    draws = torch.Generator().manual_seed(0)
+    photograph = torch.randint(0, 256, (7, 3, 4), generator=draws).byte()
+    color = torch.tensor([0, 100, 255]).byte()
+    expected = composited(photograph, color)
+    monkeypatch.setattr(images, "_COMPOSITED_AT_ONCE", 6)
+    assert torch.equal(composited(photograph, color), expected)
 
 
 def test_masks_grow_and_shrink_but_not_from_the_border():

@@ -37,6 +37,7 @@ from gaussian_splatting.engine.state_schema import ANY, StateRule
 from gaussian_splatting.engine.training_views import TrainingView, without_uncovered
 from gaussian_splatting.engine.view_sampling import smaller
 from gaussian_splatting.scenes.reference_layout import TRANSIENT_MASKS
+from sugar_utils.device import upload
 from sugar_utils.files import atomic_path
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
@@ -112,7 +113,8 @@ class Transients(Component):
             return view
         photograph = view.photograph
         size = (photograph.shape[0], photograph.shape[1])
-        is_transient = enlarged(self.masks[view.camera.name], size).to(photograph.device)
+        enlarged_mask = enlarged(self.masks[view.camera.name], size)
+        is_transient = upload(enlarged_mask, photograph.device)
         return replace(view, photograph=without_uncovered(photograph, ~is_transient))
 
     def looks_at(self, iteration: int) -> bool:

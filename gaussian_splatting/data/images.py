@@ -67,7 +67,7 @@ _OTHER_KINDS = (
 """First bytes of files that are no images that Pillow reads, and what to do with them."""
 
 _KEPT_REASONS = 1 << 14
-_ROWS = 64
+_COMPOSITED_AT_ONCE = 1 << 18  # pixels: few calls for a GPU, few bytes for the caches of a CPU
 _TWO_FOCALS = {
     "SIMPLE_PINHOLE": ("PINHOLE", 4),
     "SIMPLE_RADIAL": ("OPENCV", 8),
@@ -97,12 +97,16 @@ def composited(photograph: Tensor, color: Tensor) -> Tensor:
         color: The background. (3,) uint8
     """
     result = torch.empty_like(photograph[..., :3])
+    wide = color.to(torch.int32)
+    rounded = 255 * wide + 127
     # Some rows at a time: wider numbers of the whole image would take four times its bytes.
-    for first in range(0, photograph.shape[0], _ROWS):
-        rows = photograph[first : first + _ROWS].to(torch.int32)
-        share = rows[..., 3:]
-        mixed = rows[..., :3] * share + color.to(torch.int32) * (255 - share)
-        result[first : first + _ROWS] = ((mixed + 127) // 255).to(torch.uint8)
+    n_rows = max(1, _COMPOSITED_AT_ONCE // photograph.shape[1])
+    for first in range(0, photograph.shape[0], n_rows):
+        rows = photograph[first : first + n_rows]
+        mixed = rows[..., :3] - wide
+        mixed *= rows[..., 3:]
+        mixed += rounded
+        result[first : first + n_rows] = mixed.floor_divide_(255)
     return result
 
 

@@ -26,6 +26,7 @@ from gaussian_splatting.losses.exposure import beyond_saturation, exposed
 from gaussian_splatting.losses.photometric import color_gradient, color_terms
 from gaussian_splatting.losses.texture import texture_weights
 from gaussian_splatting.rasterization import Rows
+from sugar_utils.device import upload
 
 if TYPE_CHECKING:
     from gaussian_splatting.engine.loss_terms import LossTerm
@@ -181,7 +182,7 @@ def composited_view(view: TrainingView, plain_background: Tensor, seed: int) -> 
     rng = generator(seed, "mask background", *draw_labels(view.iteration, view.index))
     # Whole bytes, so that the photograph's background is the render's to the bit.
     color = torch.randint(0, 256, (3,), generator=rng, dtype=torch.uint8, device="cpu")
-    color = color.to(photograph.device)
+    color = upload(color, photograph.device)
     background = color.to(plain_background.dtype) / 255.0
     if view.exposure is None:
         return replace(view, photograph=composited(photograph, color), background=background)

@@ -24,6 +24,7 @@ from gaussian_splatting.engine.stage import Stage, StepResources
 from gaussian_splatting.engine.training_views import TrainingView
 from gaussian_splatting.rasterization import WARP, Rasterizer, plain_background, project
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from sugar_utils.device import upload
 
 RECOVERY = 1 / 3  # time that opacities take to come back after a reset, in its interval
 
@@ -156,7 +157,7 @@ class VanillaStage(Stage[TrainableCloud, VanillaConfig]):
             return super().background(view)
         labels = draw_labels(view.iteration, view.index)
         rng = generator(self._config.random_seed, "background", *labels)
-        return torch.rand(3, generator=rng, device="cpu").to(self.model.device)
+        return upload(torch.rand(3, generator=rng, device="cpu"), self.model.device)
 
     def export(self, iteration: int) -> None:
         """Write the model."""

@@ -19,7 +19,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.engine.recording.cuda_graph import Recorder
 from gaussian_splatting.engine.recording.recorded_runner import RecordedRunner
 from gaussian_splatting.engine.stage import Stage
@@ -125,7 +125,10 @@ class _Operations(TorchDispatchMode):
 
 
 class _Reads(TorchFunctionMode):
-    """Counts what the host reads in one piece; single numbers are counted where they arrive."""
+    """Counts what the host reads in one piece, and copies that it waits for.
+
+    Single numbers are counted where they arrive.
+    """
 
     def __init__(self, counts: Counts) -> None:
         super().__init__()
@@ -136,7 +139,12 @@ class _Reads(TorchFunctionMode):
         read = name in READS and isinstance(args[0], Tensor)
         if read and side_of(args[0]) is not HOST:
             self._counts.waits[f"{name} at {_caller()}"] += 1
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func in (Tensor.to, Tensor.copy_) and not (kwargs or {}).get("non_blocking"):
+            source = args[0] if func is Tensor.to else args[1]
+            if side_of(source) is HOST and side_of(result) is not HOST:
+                self._counts.waits[f"{name} at {_caller()}"] += 1
+        return result
 
 
 def shape_depends_on_values(name: str, args: tuple, kwargs: dict) -> bool:
@@ -265,16 +273,32 @@ def _camera() -> Camera:
     return _scene()[1]
 
 
-def count(phase: str, recorder: Recorder | None = None) -> Counts:
-    """One iteration of a phase, after those that make, or record, what is kept."""
+def _cut_out(camera: Camera) -> Tensor:
+    """The photograph with a mask of an object. (H, W, 4) uint8"""
+    colors = photograph(camera)
+    mask = torch.full_like(colors[..., :1], 255)
+    mask[: HEIGHT // 4] = 0
+    return torch.cat([colors, mask], dim=-1)
+
+
+def count(phase: str, recorder: Recorder | None = None, *, is_cut_out: bool = False) -> Counts:
+    """One iteration of a phase, after those that make, or record, what is kept.
+
+    Args:
+        is_cut_out: Whether the photograph has a mask of an object.
+    """
     n_before = 1 if recorder is None else 5
     new_runner = plain_runner if recorder is None else functools.partial(RecordedRunner, recorder)
     with pretend_gpu(), gpu_paths():
         (stage, iteration), camera = PHASES[phase](), _camera()
+        photographs = _photograph
+        if is_cut_out:
+            camera = replace(camera, mask=ViewMask(Path("mask.png"), "object"))
+            photographs = _cut_out
         stepper = Stepper(
             stage,
             [camera] * 9,
-            RunContext(MadeUpPhotographs(_photograph), Console(), new_runner=new_runner),
+            RunContext(MadeUpPhotographs(photographs), Console(), new_runner=new_runner),
             first=iteration,
             seed=0,
         )
