@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -295,15 +296,13 @@ def spread_pixels(candidates: Tensor | None, image: Tensor, n: int, rng: torch.G
     n = min(n, total)
     if n == 0:
         return torch.zeros(0, 2, dtype=torch.int32, device=image.device)
-    runs = torch.arange(n + 1, dtype=torch.int64, device="cpu") * total // n
-    offsets = torch.rand(n, generator=rng, dtype=torch.float64, device="cpu")
-    lengths = runs[1:] - runs[:-1]
-    rows = runs[:-1] + torch.minimum((offsets * lengths).long(), lengths - 1)
+    # By NumPy, which takes half as long for so few numbers.
+    runs = np.arange(n + 1) * total // n
+    lengths = np.diff(runs)
+    offsets = torch.rand(n, generator=rng, dtype=torch.float64, device="cpu").numpy()
+    rows = runs[:-1] + np.minimum((offsets * lengths).astype(np.int64), lengths - 1)
     if places is None:
-        return upload(_columns_and_rows(rows, width), image.device)
-    return _columns_and_rows(places[upload(rows, image.device)], width)
-
-
-def _columns_and_rows(places: Tensor, width: int) -> Tensor:
-    """Of places in a flattened image. (n,) int64 -> (n, 2) int32"""
-    return torch.stack([places % width, places // width], dim=1).int()
+        pixels = np.stack([rows % width, rows // width], axis=1).astype(np.int32)
+        return upload(torch.from_numpy(pixels), image.device)
+    chosen = places[upload(torch.from_numpy(rows), image.device)]
+    return torch.stack([chosen % width, chosen // width], dim=1).int()

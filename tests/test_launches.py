@@ -42,7 +42,7 @@ RECORDED_LIMITS = {
     "dn_consistency": (140, 8),
     "density": (121, 8),
     "sdf": (388, 8),
-    "multiview": (156, 34),
+    "multiview": (156, 21),
 }
 """Nodes of the graph of a recorded step, and operations of torch beside it in one iteration."""
 
@@ -62,7 +62,7 @@ def test_the_host_does_little_beside_a_repeated_step(phase, monkeypatch):
     assert waits == 1
 
 
-CUT_OUT_LIMITS = {"vanilla": (31, 1), "dn_consistency": (25, 1), "multiview": (55, 2)}
+CUT_OUT_LIMITS = {"vanilla": (31, 1), "dn_consistency": (25, 1), "multiview": (46, 2)}
 """Operations beside a recorded step whose photograph has a mask of an object, and waits. With
 several views, the pixels that are compared are drawn among those of the mask, which are counted."""
 

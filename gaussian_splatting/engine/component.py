@@ -102,6 +102,8 @@ class IterationRules:
     @classmethod
     def all_of(cls, rules: Sequence[IterationRules]) -> IterationRules:
         """Return what holds where several rules do."""
+        if len(rules) == 1:
+            return rules[0]
         return cls(
             view_scale=min((rule.view_scale for rule in rules), default=1.0),
             frozen=frozenset(name for rule in rules for name in rule.frozen),

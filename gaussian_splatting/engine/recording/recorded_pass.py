@@ -107,18 +107,23 @@ class RecordedPass:
     def gradients(self, view: TrainingView, predictor: IntersectionPrediction) -> Gradients:
         """Carry the pass out on a view without its step, and return the gradients."""
         with self._without_step():
-            self.repeat(view, predictor)
+            self.repeat(view, list(inputs_of(view)), predictor)
         return self._optimizer.take_gradients()
 
-    def repeat(self, view: TrainingView, predictor: IntersectionPrediction) -> ViewResult:
-        """Carry the pass out on another view."""
+    def repeat(
+        self,
+        view: TrainingView,
+        inputs: Iterable[Tensor | Camera],
+        predictor: IntersectionPrediction,
+    ) -> ViewResult:
+        """Carry the pass out on another view, which has these inputs; see :func:`inputs_of`."""
         if not self._lets_steps_wait:
             self._optimizer.catch_up()
         step = None if self._probes is None else self._step
         if step is not None:
             step.send_numbers()
         cameras = {}
-        for recorded, value in zip(self._inputs, inputs_of(view), strict=True):
+        for recorded, value in zip(self._inputs, inputs, strict=True):
             if isinstance(value, Camera):
                 cameras[recorded] = value
                 record = self._records[recorded]

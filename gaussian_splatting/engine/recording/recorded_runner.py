@@ -60,10 +60,15 @@ class _Request:
     view: TrainingView  # prepared
     resources: StepResources
     predictor: IntersectionPrediction  # of the resources
+    inputs: list[Tensor | Camera]  # of the view
 
     def launched(self) -> ViewResult:
         """Make the pass launch by launch."""
         return self.stage.train_on(self.view, self.resources)
+
+    def repeated(self, recorded: RecordedPass) -> ViewResult:
+        """Repeat a recorded pass."""
+        return recorded.repeat(self.view, self.inputs, self.predictor)
 
 
 class RecordedRunner:
@@ -89,8 +94,8 @@ class RecordedRunner:
         predictor = resources.intersections
         if kind is None or predictor is None:
             return stage.train_on(view, resources)
-        request = _Request(stage, view, resources, predictor)
         inputs = list(inputs_of(view))
+        request = _Request(stage, view, resources, predictor, inputs)
         cameras = cameras_in(inputs)
         n_gaussians = len(stage.model)
         needed = _capacity(cameras, n_gaussians, predictor)
@@ -108,7 +113,7 @@ class RecordedRunner:
         key = PassKey(kind, resources.memory, step)
         recorded = self._recordings.find(key)
         if recorded is not None:
-            return recorded.repeat(view, predictor)
+            return request.repeated(recorded)
         # The first time launch by launch: then its kernels and constants are on the device.
         if not self._recordings.is_due(key):
             return request.launched()
@@ -154,7 +159,7 @@ class RecordedRunner:
         recorded = self._record(key, request, capacity)
         if recorded is None:
             return request.launched()
-        return recorded.repeat(request.view, request.predictor)
+        return request.repeated(recorded)
 
     def _record(self, key: PassKey, request: _Request, capacity: int) -> RecordedPass | None:
         """Record a pass; None where that fails, which is not tried again."""
