@@ -23,6 +23,7 @@ from gaussian_splatting.engine.recording.recordings import MAX_MISSES, PassKey, 
 from gaussian_splatting.engine.step_runner import PlainRunner
 from gaussian_splatting.optim import host_memory
 from gaussian_splatting.optim.late_bands import LateBands
+from gaussian_splatting.optim.recorded_step import RecordedStep
 from gaussian_splatting.rasterization.compute import Compute
 from gaussian_splatting.rasterization.projection import IntersectionPrediction
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
@@ -411,13 +412,21 @@ def test_a_run_whose_check_fails_makes_every_launch(tmp_path, monkeypatch):
     assert "means differ" in line
 
 
-def test_the_check_of_bands_on_the_host_passes_where_they_give_the_same_bits(monkeypatch):
+def test_the_check_of_bands_on_the_host_passes_where_they_give_the_same_bits(pools, monkeypatch):
     monkeypatch.setattr(color_gradients, "MIN_FACTORED", color_gradients.MIN_FACTORED)
     with gpu_paths():
         host_bands_check.check(CPU)
+    assert pools.n_replays >= 4
 
 
-def test_the_check_of_bands_on_the_host_finds_steps_that_are_not_made(monkeypatch):
+def test_the_check_of_bands_on_the_host_finds_a_recording_with_other_steps(pools, monkeypatch):
+    monkeypatch.setattr(color_gradients, "MIN_FACTORED", color_gradients.MIN_FACTORED)
+    monkeypatch.setattr(RecordedStep, "send_numbers", lambda step: None)
+    with gpu_paths(), pytest.raises(CheckFailed, match="differ from those"):
+        host_bands_check.check(CPU)
+
+
+def test_the_check_of_bands_on_the_host_finds_steps_that_are_not_made(pools, monkeypatch):
     monkeypatch.setattr(color_gradients, "MIN_FACTORED", color_gradients.MIN_FACTORED)
     monkeypatch.setattr(LateBands, "step", lambda bands, state, gradient: None)
     with gpu_paths(), pytest.raises(CheckFailed, match="differ from those"):

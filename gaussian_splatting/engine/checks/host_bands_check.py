@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check of colour bands in the host's memory, a program of its own.
 
-A small stage is trained with its bands on the host and on the GPU, and has to end with the same
-bits.
+A small stage is trained with its bands on the GPU and on the host, there with recorded passes, too,
+and has to end with the same bits.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import torch
 
 from gaussian_splatting.core import color_gradients
 from gaussian_splatting.engine.checks.small_training import SmallTraining, require_equal
+from gaussian_splatting.engine.recording.cuda_graph import CudaRecorder
+from gaussian_splatting.engine.recording.recorded_runner import RecordedRunner
 from gaussian_splatting.engine.step_runner import PlainRunner
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 
 
 def check(device: torch.device) -> None:
-    """Train in both ways.
+    """Train in all ways; where nothing can be recorded, every launch is made.
 
     Raises:
         CheckFailed: Bits differ.
@@ -26,13 +28,15 @@ def check(device: torch.device) -> None:
     """
     # Steps of bands wait where colours leave factors, which they do of many Gaussians.
     color_gradients.MIN_FACTORED = 1
+    runners = (PlainRunner(), PlainRunner(), RecordedRunner(CudaRecorder(device), print))
     trainings = []
-    for on_host in (True, False):
-        config = OptimizerConfig(bands_on_host=on_host)
-        training = SmallTraining(device, PlainRunner(), config)
+    for number, runner in enumerate(runners):
+        config = OptimizerConfig(bands_on_host=number > 0)
+        training = SmallTraining(device, runner, config)
         training.train()
         trainings.append(training)
-    require_equal(*trainings)
+    for training in trainings[1:]:
+        require_equal(training, trainings[0])
 
 
 if __name__ == "__main__":
