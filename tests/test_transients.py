@@ -21,6 +21,8 @@ from gaussian_splatting.engine.training_views import TrainingView, composited_vi
 from gaussian_splatting.scenes.reference_layout import load_reference_checkpoint
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene_for_checkpoint
 from sugar_pipeline.pipeline.pipeline_result import training_record
+from tests.support.launches import counting
+from tests.support.pretend_device import GPU, pretend_gpu
 from tests.support.tiny_scene import (
     assert_same_bits,
     disturbed_cloud,
@@ -126,6 +128,17 @@ def test_masked_pixels_have_weight_zero_at_any_size_and_keep_other_masks():
     assert torch.equal(view.target[..., 3] > 0, masked[..., 3] > 0)
     other = replace(camera, name="view_06.png")
     assert component.before_view(TrainingView(other, plain)).target is plain
+
+
+def test_the_host_does_not_wait_to_send_a_mask():
+    component = Transients((), 0, N_VIEWS)
+    component.masks = {OCCLUDED: np.ones((6, 8), bool)}
+    camera = tiny_cameras(N_VIEWS)[5]
+    with pretend_gpu(), counting() as counts:
+        plain = torch.full((48, 64, 3), 9, dtype=torch.uint8, device=GPU)
+        view = component.before_view(TrainingView(camera, plain))
+    assert view.target.shape[-1] == 4
+    assert not counts.waits
 
 
 def test_searches_begin_before_densification_and_end_before_the_run():

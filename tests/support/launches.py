@@ -239,6 +239,12 @@ def vanilla() -> tuple[Stage, int]:
     return VanillaStage(_cloud(), VanillaConfig(), Region(EXTENT), lambda *_: None), 601
 
 
+def random_background() -> tuple[Stage, int]:
+    """The vanilla stage with another background in each iteration."""
+    config = VanillaConfig(random_background=True)
+    return VanillaStage(_cloud(), config, Region(EXTENT), lambda *_: None), 601
+
+
 def multiview() -> tuple[Stage, int]:
     """The multi-view mode while it densifies."""
     config = MultiviewConfig(multiview_pixels=200)
@@ -251,6 +257,7 @@ PHASES: dict[str, Callable[[], tuple[Stage, int]]] = {
     "sdf": coarse("sdf", 9_101),
     "entropy": coarse("dn_consistency", 7_101),
     "vanilla": vanilla,
+    "random background": random_background,
     "multiview": multiview,
 }
 
