@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sugar_extractors.mesh.meshing_backends import choose_backend
+from sugar_extractors.mesh.decimation import decimated
 from sugar_extractors.mesh.tsdf import TsdfConfig, cleaned
 from sugar_pipeline.blocks import block_depths, block_meshes
 from sugar_pipeline.blocks.block_depths import StoredView, border_weights
@@ -221,70 +221,18 @@ def test_a_region_with_too_many_voxels_is_halved_without_a_trace(sphere_of_two_b
     assert triangle_mesh.topology(mesh).open_edge_share == 0
 
 
-@pytest.mark.parametrize(("backend", "open_share"), [("open3d", 0.0), ("pycolmap", 0.002)])
-def test_decimated_parts_still_fit(sphere_of_two_blocks, backend, open_share):
-    """pycolmap may turn a triangle over, which is then removed."""
-    if backend == "open3d":
-        pytest.importorskip("open3d", exc_type=ImportError)
+def test_decimated_parts_still_fit(sphere_of_two_blocks):
     blocks, grid, _, parts, _ = sphere_of_two_blocks
-    decimate = choose_backend(backend).decimate
     small = []
     for block, part in zip(blocks, parts, strict=True):
-        region = block_meshes.region_of(grid, block.box)
-        part = block_meshes.with_aligned_boundary(part, region, grid)
-        small.append(block_meshes.decimated(part, 900, region, decimate))
+        is_shared = block_meshes.region_of(grid, block.box).shared(part.vertices)
+        small.append(decimated(part, 900, fixed=is_shared))
         assert small[-1].n_faces <= 1000
+        kept = set(map(tuple, small[-1].vertices))
+        assert all(tuple(vertex) in kept for vertex in part.vertices[is_shared])
     joined = welded(small, 1e-6)
-    assert triangle_mesh.topology(joined).open_edge_share <= open_share
-    assert triangle_mesh.topology(joined).components == 1
-
-
-def test_a_splinter_on_the_border_stays(sphere_of_two_blocks):
-    """Decimation removes it first; around it, nothing is decimated in another try."""
-    pytest.importorskip("open3d", exc_type=ImportError)
-    blocks, grid, _, parts, _ = sphere_of_two_blocks
-    region = block_meshes.region_of(grid, blocks[0].box)
-    axis, place = region.planes[0]
-    size = 0.3 * grid.voxel
-    corners = np.array([[place, 1.1, 1.1], [place, 1.1 + size, 1.1], [place - size, 1.1, 1.1]])
-    colors = np.zeros((3, 3), np.uint8)
-    splinter = TriangleMesh(corners, np.array([[0, 1, 2]]), colors)
-    part = triangle_mesh.merge_meshes(
-        [block_meshes.with_aligned_boundary(parts[0], region, grid), splinter]
-    )
-    decimate = choose_backend("open3d").decimate
-    small = block_meshes.decimated(part, 900, region, decimate)
-    assert small.n_faces <= 1000
-    for corner in corners[:2]:
-        assert (np.abs(small.vertices - corner).max(axis=1) == 0).any()
-
-
-def test_what_was_left_out_follows_a_border_that_decimation_moved(sphere_of_two_blocks):
-    """Only vertices that neighbours share have to stay; the others are not worth further tries."""
-    blocks, grid, _, parts, _ = sphere_of_two_blocks
-    region = block_meshes.region_of(grid, blocks[0].box)
-    n_calls = []
-
-    def merge_one(mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
-        """Merge the ends of an edge that is held: on the plane at first, then beside it."""
-        n_calls.append(n_faces)
-        edges = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)], axis=2).reshape(-1, 2)
-        edges, counts = np.unique(np.sort(edges, axis=1), axis=0, return_counts=True)
-        on_plane = region.shared(mesh.vertices)[edges].any(axis=1)
-        is_held = counts == 3
-        lost, kept = edges[is_held & (on_plane == (len(n_calls) == 1))][0]
-        faces = np.where(mesh.faces == lost, kept, mesh.faces)
-        a, b, c = faces.T
-        faces = faces[(a != b) & (b != c) & (c != a)]
-        return TriangleMesh(mesh.vertices, faces, mesh.colors)
-
-    part = block_meshes.with_aligned_boundary(parts[0], region, grid)
-    small = block_meshes.decimated(part, part.n_faces - 1, region, merge_one)
-    assert len(n_calls) == 2
-    neighbour = block_meshes.with_aligned_boundary(parts[1], region, grid)
-    joined = welded([small, neighbour], 1e-6)
     assert triangle_mesh.topology(joined).open_edge_share == 0
-    assert small.n_faces < part.n_faces
+    assert triangle_mesh.topology(joined).components == 1
 
 
 def test_what_goes_on_in_the_next_region_is_neither_removed_nor_closed():

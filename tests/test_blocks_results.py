@@ -147,7 +147,7 @@ def entries_of(root: dict) -> list[dict]:
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_a_tileset_has_levels_down_to_all_tiles_in_boxes_that_hold_them(tmp_path, n):
     parts = coloured(n)
-    files = tiles.write_tileset(tmp_path, parts, lambda mesh, n_faces: mesh, 1e-6, {})
+    files = tiles.write_tileset(tmp_path, parts, 1e-6, {})
     assert all(path.is_file() for path in files)
     tileset = json.loads((tmp_path / "tileset.json").read_text(encoding="utf-8"))
     assert tileset["asset"]["version"] == "1.1"

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.mesh.refinement.noise import without_noise
+from sugar_extractors.mesh.decimation import decimated
+from sugar_extractors.mesh.refinement.noise import error_weights, without_noise
 from sugar_extractors.mesh.refinement.thin_plate import ThinPlate, free_vertices, neighbor_mean
 from sugar_scene.triangle_mesh import TriangleMesh, border_edges, merge_meshes, vertex_normals
 
@@ -127,8 +127,9 @@ def test_decimation_keeps_triangles_on_what_photographs_see():
     mesh = merge_meshes([ground, object_])
     certainty = np.where(np.arange(mesh.n_vertices) < ground.n_vertices, UNCLEAR, CLEAR)
     shares = []
-    for candidate in (mesh, smoothed(mesh, certainty)):
-        small = choose_backend().decimate(candidate, 1500)
+    weights = error_weights(mesh, certainty)
+    for candidate, of_candidate in ((mesh, None), (smoothed(mesh, certainty), weights)):
+        small = decimated(candidate, 1500, of_candidate)
         centers = small.vertices[small.faces].mean(axis=1)
         shares.append((centers[:, 2] > 50).mean())
     assert shares[1] > 5 * shares[0]

@@ -14,13 +14,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from gaussian_splatting.data.images import ImageStore, shared_or_own_store
 from gaussian_splatting.engine.run_identity import scene_inputs
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh import mesh_steps
+from sugar_extractors.mesh.decimation import decimated
 from sugar_extractors.mesh.loading import Loaded, load
 from sugar_extractors.mesh.mesh_config import OUTPUT_FLAG, MeshOptions
 from sugar_extractors.mesh.mesh_finishing import decimated_to_error, finish_mesh
@@ -33,6 +33,7 @@ from sugar_extractors.mesh.surfaces import (
     surfaces,
 )
 from sugar_extractors.photographs import photo_source
+from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import UserError
@@ -126,18 +127,10 @@ def _finished(extraction: Extraction, regions: Surfaces, name: str, target: int)
     """
     options = extraction.options
     splits = options.triangle_pixels > 0 and options.mesh_error is None
-    decimate = partial(extraction.backend.decimate, n_faces=target // 2 if splits else target)
-    if options.mesh_error is not None:
-        decimate = partial(
-            decimated_to_error,
-            pixels=options.mesh_error,
-            cameras=extraction.views.cameras,
-            n_faces=target,
-            decimate=extraction.backend.decimate,
-        )
     box = extraction.region.box if options.is_fused else None
     with extraction.console.waiting(f"{name}: {target:,} triangles"):
-        mesh = finish_mesh(regions.meshes, decimate, regions.points, box)
+        parts = _decimated(extraction, regions, target // 2 if splits else target)
+        mesh = finish_mesh(parts, regions.points, box)
     mesh, figures = mesh_steps.closed(extraction, mesh, regions.voxels)
     if splits:
         mesh = mesh_steps.split(extraction, mesh, target * len(regions.meshes))
@@ -147,3 +140,14 @@ def _finished(extraction: Extraction, regions: Surfaces, name: str, target: int)
             "or a larger --decimation_target"
         )
     return Meshed(mesh, {**regions.figures, **figures})
+
+
+def _decimated(extraction: Extraction, regions: Surfaces, n_faces: int) -> list[TriangleMesh]:
+    """Decimate each region to so many triangles, or fewer where an error in pixels is allowed."""
+    pixels = extraction.options.mesh_error
+    if pixels is not None:
+        cameras = extraction.views.cameras
+        return [decimated_to_error(mesh, pixels, cameras, n_faces) for mesh in regions.meshes]
+    weights = regions.weights or [None] * len(regions.meshes)
+    pairs = zip(regions.meshes, weights, strict=True)
+    return [decimated(mesh, n_faces, of_mesh) for mesh, of_mesh in pairs]

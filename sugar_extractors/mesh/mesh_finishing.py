@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finish reconstructed meshes: decimate, clean, merge and project them.
+"""Finish reconstructed meshes: decimate to an error, clean, merge and project them.
 
 Quadric decimation removes first what changes the surface least, so the fewest triangles that keep
 an error are found by halving and then by bisection.
@@ -7,11 +7,12 @@ an error are found by halving and then by bisection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from gaussian_splatting.data.cameras import Camera, nearest_pixel_sizes
+from sugar_extractors.mesh.decimation import decimated
 from sugar_extractors.mesh.level_sets import SurfaceSamples
 from sugar_extractors.mesh.seams import joined_at_box
 from sugar_extractors.mesh.surface_sizes import nearest_rows
@@ -28,17 +29,16 @@ _MOST_VERTICES = 200_000  # whose distance is measured
 
 def finish_mesh(
     regions: Sequence[TriangleMesh],
-    decimate: Callable[[TriangleMesh], TriangleMesh],
     surface: SurfaceSamples | None,
     box: Box | None,
 ) -> TriangleMesh:
-    """Decimate and clean each region, merge them, and snap vertices to surface points, if any.
+    """Clean decimated regions, merge them, and snap vertices to surface points, if any.
 
     Args:
         surface: Points to snap to; None for none.
         box: Where foreground and background were cut; they are joined there.
     """
-    parts = [meshes.clean_mesh(decimate(region)) for region in regions]
+    parts = [meshes.clean_mesh(region) for region in regions]
     if box is not None and len(parts) == 2:
         inner, outer = parts
         mesh = joined_at_box(inner, outer, box)
@@ -62,7 +62,6 @@ def decimated_to_error(
     pixels: float,
     cameras: Sequence[Camera],
     n_faces: int,
-    decimate: Callable[[TriangleMesh, int], TriangleMesh],
 ) -> TriangleMesh:
     """Decimate a mesh as far as 95 % of its vertices stay near the surface.
 
@@ -82,12 +81,12 @@ def decimated_to_error(
         distances = surface.nearest((points - origin) / size).distances * size
         return float((distances <= limits).mean()) >= WITHIN
 
-    best = decimate(mesh, n_faces)
+    best = decimated(mesh, n_faces)
     while True:
         low = best.n_faces // 2
         if low < FEWEST_FACES:
             return best
-        smaller = decimate(best, low)
+        smaller = decimated(best, low)
         if smaller.n_faces >= best.n_faces or not keeps_error(smaller):
             break
         best = smaller
@@ -95,7 +94,7 @@ def decimated_to_error(
     high = best.n_faces
     for _ in range(_BISECTIONS):
         middle = (low + high) // 2
-        smaller = decimate(start, middle)
+        smaller = decimated(start, middle)
         if keeps_error(smaller):
             best = smaller
             high = middle

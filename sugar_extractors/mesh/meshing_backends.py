@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Screened Poisson reconstruction and quadric decimation, by whichever library is at hand.
+"""Screened Poisson reconstruction, by whichever library is at hand.
 
 Open3D needs system libraries that bare machines lack and takes seconds to load, so it is tried only
 when a mesh is made; pycolmap needs none. Both run the screened Poisson code of Kazhdan and Hoppe
@@ -28,12 +28,12 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.mesh import poisson_process
 from sugar_extractors.mesh.level_sets import SurfaceSamples
 from sugar_extractors.mesh.poisson_process import MESH, POINTS
-from sugar_extractors.mesh.surface_sizes import SCALE, automatic_depth, nearest_rows, pixel_size
+from sugar_extractors.mesh.surface_sizes import SCALE, automatic_depth, pixel_size
 from sugar_scene import triangle_mesh as meshes
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils import flags
 from sugar_utils.errors import UserError, explained
-from sugar_utils.libraries import load_pycolmap, run_alone
+from sugar_utils.libraries import run_alone
 from sugar_utils.settings import flag
 
 Waiting = Callable[[int], None]  # called now and then with the bytes in use
@@ -41,7 +41,6 @@ BACKENDS = ("auto", "open3d", "pycolmap")
 POINT_WEIGHT = 2.0  # of points against smoothness: Open3D's choice, a parameter of pycolmap's
 USUAL_QUANTILE = 0.1  # of the original; of an object within its masks it would cut thin parts away
 _KEEP_ALL = 1e-6
-_MIN_RATIO = 1e-9
 _PLACES = [(name, "<f4") for name in ("x", "y", "z")]
 _NORMALS = [(name, "<f4") for name in ("nx", "ny", "nz")]
 _COLORS = [(name, "u1") for name in ("red", "green", "blue")]
@@ -137,13 +136,9 @@ class MeshingBackend(abc.ABC):
             UserError: Memory or disk is full.
         """
 
-    @abc.abstractmethod
-    def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
-        """Return a mesh with at most so many faces, about, by quadric decimation."""
-
 
 class Open3dBackend(MeshingBackend):
-    """Open3D; decimation carries colours along."""
+    """Open3D."""
 
     name = "open3d"
 
@@ -164,29 +159,9 @@ class Open3dBackend(MeshingBackend):
                 mesh = _mesh_of(arrays["vertices"], arrays["faces"], arrays["colors"])
                 return PoissonMesh(mesh, arrays["densities"])
 
-    @_enough_memory("decimate", "--poisson_depth")
-    def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
-        if mesh.n_faces <= n_faces:
-            return mesh
-        o3d = self._o3d
-        copy = o3d.geometry.TriangleMesh(
-            o3d.utility.Vector3dVector(mesh.vertices),
-            o3d.utility.Vector3iVector(mesh.faces.astype(np.int32)),
-        )
-        copy.vertex_colors = o3d.utility.Vector3dVector(mesh.colors / 255.0)
-        small = copy.simplify_quadric_decimation(n_faces)
-        return _mesh_of(
-            np.asarray(small.vertices),
-            np.asarray(small.triangles),
-            np.asarray(small.vertex_colors),
-        )
-
 
 class PycolmapBackend(MeshingBackend):
-    """pycolmap, through files in the system's temporary folder, scaled to a cube for float32.
-
-    After decimation, vertices have the colour of the nearest vertex before.
-    """
+    """pycolmap, through files in the system's temporary folder, scaled to a cube for float32."""
 
     name = "pycolmap"
 
@@ -209,24 +184,6 @@ class PycolmapBackend(MeshingBackend):
             densities = PlyData.read(str(folder / f"{MESH}.ply"))["vertex"]["value"]
         mesh = TriangleMesh(mesh.vertices * size + middle, mesh.faces, mesh.colors)
         return PoissonMesh(mesh, np.asarray(densities, dtype=np.float64))
-
-    @_enough_memory("decimate", "--poisson_depth")
-    def decimate(self, mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
-        if mesh.n_faces <= n_faces:
-            return mesh
-        pycolmap = load_pycolmap()
-        options = pycolmap.MeshSimplificationOptions()
-        options.target_face_ratio = max(n_faces / mesh.n_faces, _MIN_RATIO)
-        middle, size = _cube_of(mesh.vertices)
-        scaled = (mesh.vertices - middle) / size
-        places = np.rec.fromarrays(scaled.T, dtype=_PLACES)
-        with _work_folder() as folder:
-            meshes.write_faces(folder / "mesh.ply", places, mesh.faces)
-            pycolmap.simplify_mesh(folder / "mesh.ply", folder / "small.ply", options)
-            small = _read_result(folder / "small.ply")
-        vertices = small.vertices * size + middle
-        rows = nearest_rows(vertices, mesh.vertices)
-        return TriangleMesh(vertices, small.faces, mesh.colors[rows])
 
 
 def choose_backend(name: str = "auto") -> MeshingBackend:

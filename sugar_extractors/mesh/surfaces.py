@@ -20,7 +20,7 @@ from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.observed_region import observed_region
 from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
 from sugar_extractors.mesh.refinement.compared_views import ComparedViews
-from sugar_extractors.mesh.refinement.noise import without_noise
+from sugar_extractors.mesh.refinement.noise import error_weights, without_noise
 from sugar_extractors.mesh.refinement.photometric_refinement import REDUCTIONS, refined_mesh
 from sugar_extractors.mesh.tetrahedra import TetrahedraFusion
 from sugar_extractors.mesh.tsdf import FusedRegion, Fusion
@@ -42,6 +42,8 @@ class Surfaces(NamedTuple):
     figures: Figures  # for the records of meshes; ``peak_bytes`` are those of other processes
     points: SurfaceSamples | None = None  # that vertices snap to; None for none
     voxels: dict[str, float] = {}  # side of the voxels of fused regions, world units
+    # Of squared distances from the vertices of each mesh, in decimation; None: all are equal. (V,)
+    weights: list[np.ndarray] | None = None
 
 
 class _Solved(NamedTuple):
@@ -115,18 +117,17 @@ def refine(extraction: Extraction, before: Surfaces) -> Surfaces:
         merged = triangle_mesh.merge_meshes(before.meshes)
         refined = refined_mesh(merged, compared, on_step)
         vertices = without_noise(*refined).vertices
-    parts = []
-    first = 0
-    for mesh in before.meshes:
-        moved = vertices[first : first + mesh.n_vertices]
-        parts.append(replace(mesh, vertices=moved, normals=None))
-        first += mesh.n_vertices
+    ends = np.cumsum([mesh.n_vertices for mesh in before.meshes])[:-1]
+    moved = np.split(vertices, ends)
+    pairs = zip(before.meshes, moved, strict=True)
+    parts = [replace(mesh, vertices=places, normals=None) for mesh, places in pairs]
+    weights = np.split(error_weights(refined.mesh, refined.certainty), ends)
     figures = {
         **before.figures,
         "correlations": [round(score, 4) for score in scores],
         "refinement_seconds": round(time.monotonic() - start, 2),
     }
-    return before._replace(meshes=parts, figures=figures)
+    return before._replace(meshes=parts, figures=figures, weights=weights)
 
 
 def one_closed_surface(extraction: Extraction, fused: Surfaces) -> Surfaces:
@@ -150,7 +151,7 @@ def one_closed_surface(extraction: Extraction, fused: Surfaces) -> Surfaces:
     solved = _solved(extraction, "closed surface: Poisson", samples, poisson)
     seconds = round(time.monotonic() - start, 2)
     figures = {**fused.figures, "closing_seconds": seconds, "peak_bytes": solved.peak_bytes}
-    return fused._replace(meshes=[solved.mesh], figures=figures)
+    return fused._replace(meshes=[solved.mesh], figures=figures, weights=None)
 
 
 def _sampled(loaded: Loaded, levels: Sequence[float]) -> list[SurfaceSamples]:

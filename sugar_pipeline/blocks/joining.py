@@ -31,7 +31,6 @@ from gaussian_splatting.formats.ply import (
     write_gaussian_ply,
 )
 from gaussian_splatting.scenes.scene import Scene
-from sugar_extractors.mesh.meshing_backends import choose_backend
 from sugar_extractors.outputs.result_folder import TILE_FOLDER, remove_results, write_transform
 from sugar_extractors.outputs.result_photographs import write_photographs
 from sugar_extractors.placing import PlacementOptions
@@ -200,8 +199,7 @@ def _write_textured(parts: JoinedParts, folder: Path) -> list[Path]:
         for block, textured, placed in parts.textured():
             obj.add(textured)
             written.append(tiles.write_tile(tile_folder, block.number, textured, placed))
-    decimate = choose_backend().decimate
     record = parts.placement.record(tile_folder)
-    level_files = tiles.write_tileset(tile_folder, written, decimate, parts.weld_distance, record)
+    level_files = tiles.write_tileset(tile_folder, written, parts.weld_distance, record)
     tile_files = [tile_folder / level.name for tile in written for level in tile.levels]
     return [*obj.files, *level_files, *tile_files]

@@ -10,7 +10,7 @@ turn the content.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gaussian_splatting.data.color_spaces import light_of_srgb
 from gaussian_splatting.formats.gltf_container import BinaryPart, finished_glb, gltf_start
+from sugar_extractors.mesh.decimation import decimated
 from sugar_pipeline.blocks.joined_mesh import welded
 from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, TexturedMesh, write_glb
 from sugar_scene.triangle_mesh import TriangleMesh
@@ -37,7 +38,6 @@ _UNLIT = "KHR_materials_unlit"
 _TRIANGLES = 4
 _UP_TO_TILES = np.array([[1.0, 0, 0], [0, 0, -1.0], [0, 1.0, 0]])  # y up to z up
 Box = tuple[np.ndarray, np.ndarray]  # low and high corner, y up
-Decimate = Callable[[TriangleMesh, int], TriangleMesh]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,6 @@ def write_tile(folder: Path, number: int, textured: TexturedMesh, mesh: Triangle
 def write_tileset(
     folder: Path,
     tiles: Sequence[Tile],
-    decimate: Decimate,
     weld: float,
     record: Mapping[str, object],
 ) -> list[Path]:
@@ -99,11 +98,10 @@ def write_tileset(
 
     Args:
         folder: Of the tiles.
-        decimate: Makes a mesh of so many triangles.
         weld: Distance of vertices that are one, world units.
         record: Of where the tiles stand.
     """
-    writer = _LevelWriter(folder, decimate, weld)
+    writer = _LevelWriter(folder, weld)
     root = writer.node(tiles, OVERVIEW, np.inf)
     tileset = {
         "asset": {"version": "1.1", "generator": "sugar-trainer"},
@@ -118,9 +116,8 @@ def write_tileset(
 class _LevelWriter:
     """Writes the levels with colours at the vertices."""
 
-    def __init__(self, folder: Path, decimate: Decimate, weld: float) -> None:
+    def __init__(self, folder: Path, weld: float) -> None:
         self._folder = folder
-        self._decimate = decimate
         self._weld = weld
         self.files: list[Path] = []
 
@@ -134,7 +131,7 @@ class _LevelWriter:
         if len(tiles) == 1 and name != OVERVIEW:
             return _levels_of(tiles[0], error_above)
         joined = welded([tile.mesh for tile in tiles], self._weld)
-        mesh = self._decimate(replace(joined, normals=None), LEVEL_FACES)
+        mesh = decimated(replace(joined, normals=None), LEVEL_FACES)
         path = self._folder / f"{name}.glb"
         write_colored_glb(path, mesh)
         self.files.append(path)

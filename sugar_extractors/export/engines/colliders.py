@@ -13,7 +13,7 @@ import numpy as np
 from sugar_extractors.export.engines.convex_process import INPUT, OUTPUT
 from sugar_extractors.export.engines.engine_options import EngineOptions
 from sugar_extractors.export_contents import Collider, CollisionShape
-from sugar_extractors.mesh.meshing_backends import choose_backend
+from sugar_extractors.mesh.decimation import decimated
 from sugar_scene import triangle_mesh
 from sugar_scene.mesh_files.printable_meshes import with_all_holes_closed
 from sugar_scene.triangle_mesh import TriangleMesh, open_edge_share
@@ -72,8 +72,7 @@ def collider_of(mesh: TriangleMesh, options: EngineOptions, notify: Notify) -> C
 def _reduced(mesh: TriangleMesh, n_faces: int) -> TriangleMesh:
     """Return a mesh of so many triangles, without its small parts."""
     joined = triangle_mesh.clean_mesh(mesh)
-    decimated = choose_backend().decimate(joined, n_faces)
-    cleaned = triangle_mesh.clean_mesh(decimated)
+    cleaned = triangle_mesh.clean_mesh(decimated(joined, n_faces))
     least = max(1, round(_SMALL_PART * cleaned.n_faces))
     reduced = triangle_mesh.without_small_components(cleaned, least)
     if reduced.n_faces == 0:

@@ -28,6 +28,8 @@ _USUAL_LAPLACIAN = 0.05  # pixels, at which the plate has a quarter of its weigh
 _DEVIATION = 0.3  # pixels that a vertex of certainty 1 may move
 _MAX_MOVE = 2.0  # pixels that any vertex may move
 _MAX_SOLVER_STEPS = 1000
+_LEAST_WEIGHT = 0.1  # of a vertex in decimation, as a certainty; the largest is 1
+_WEIGHT_ROUNDS = 8  # means of neighbours that weights are smoothed by
 
 
 def without_noise(mesh: TriangleMesh, certainty: np.ndarray, sizes: np.ndarray) -> TriangleMesh:
@@ -63,3 +65,15 @@ def without_noise(mesh: TriangleMesh, certainty: np.ndarray, sizes: np.ndarray) 
     limits = sizes * np.minimum(_MAX_MOVE, _DEVIATION / np.sqrt(np.maximum(certainty, 1e-9)))
     excess = heights - np.clip(heights, -limits, limits)
     return TriangleMesh(smooth - excess[:, None] * normals, mesh.faces, mesh.colors)
+
+
+def error_weights(mesh: TriangleMesh, certainty: np.ndarray) -> np.ndarray:
+    """Return how much a squared distance from the surface counts in decimation. (V,)
+
+    It counts less where photographs do not tell the noise of a surface from its shape.
+
+    Args:
+        certainty: How much photographs disagree more if a vertex moves by a pixel. (V,)
+    """
+    smooth = repeated_mean(neighbor_mean(mesh), certainty, _WEIGHT_ROUNDS)
+    return np.clip(smooth, _LEAST_WEIGHT, 1.0)
