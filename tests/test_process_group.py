@@ -419,34 +419,32 @@ def test_two_processes_are_one_with_two_views_per_step(name, n, scene, checkpoin
     assert_same_runs(one, two, n)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["object", "ignore"])
-def test_two_processes_are_one_with_masks(mode, scene, checkpoint, tmp_path):
-    """Random backgrounds are those of the view, whichever process renders it."""
+def masks_of(scene, folder: Path) -> Path:
+    """Masks that leave out the left quarter of each view."""
+    folder.mkdir()
     for camera in scene.cameras:
         mask = Image.new("L", (camera.width, camera.height))
         mask.paste(255, (camera.width // 4, 0, camera.width, camera.height))
-        path = tmp_path / "masks" / camera.name
-        path.parent.mkdir(exist_ok=True)
-        mask.save(path)
-    script, main, flags = kinds(scene, checkpoint, tmp_path)["vanilla"]
-    masked = ("--masks", tmp_path / "masks", "--mask_mode", mode, *flags)
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert [code for code, *_ in run_ranks(2, script, *masked, two)] == [0, 0]
-    assert run_cli(main, *masked, one, "--views_per_step", 2) == 0
-    assert_same_runs(one, two, 3)
+        mask.save(folder / camera.name)
+    return folder
 
 
 @pytest.mark.slow
-def test_two_processes_score_and_grow_like_one(scene, checkpoint, tmp_path):
+@pytest.mark.parametrize(("mode", "preset"), [("object", "default"), ("ignore", "fast")])
+def test_two_processes_are_one_with_masks_and_score_and_grow_like_it(
+    mode, preset, scene, checkpoint, tmp_path
+):
+    """Random backgrounds are those of the view, whichever process renders it."""
     script, main, flags = kinds(scene, checkpoint, tmp_path)["vanilla"]
-    flags = ("--preset", "fast", *flags)
+    masked = as_flags(masks=masks_of(scene, tmp_path / "masks"), mask_mode=mode, preset=preset)
+    flags = (*masked, *flags)
     one, two = tmp_path / "one", tmp_path / "two"
     assert [code for code, *_ in run_ranks(2, script, *flags, two)] == [0, 0]
     assert run_cli(main, *flags, one, "--views_per_step", 2) == 0
     assert_same_runs(one, two, 3)
-    stage = torch.load(checkpoints(one)[0])["resume"]["stage"]
-    assert {"pruning_scores", "gaussian_budget"} <= stage.keys()
+    if preset == "fast":
+        stage = torch.load(checkpoints(one)[0])["resume"]["stage"]
+        assert {"pruning_scores", "gaussian_budget"} <= stage.keys()
 
 
 @pytest.mark.slow
