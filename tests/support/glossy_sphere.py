@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 WIDTH, HEIGHT, FOCAL = 400, 300, 417.0
 
 
+@cache
 def pattern(seed: int, size: int, cells: tuple[int, ...]) -> np.ndarray:
     """Blotches of several sizes. (size, size, 3) float in [0, 255]"""
     rng = np.random.default_rng(seed)
