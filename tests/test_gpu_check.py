@@ -13,7 +13,9 @@ import tarfile
 import time
 from collections import namedtuple
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from tests.support.command_line import WITHOUT_VALUE, as_flags
 from tests.support.pretend_device import pretend_gpu
 from tests.support.step_scenes import large_scene
 from tests.support.tiny_scene import REPOSITORY, run_cli
+from tests.support.warm_processes import WarmProcess
 
 BROKEN = Section("broken", "tests.support.broken_checks", 1.0)
 SETUP = {"device": "cpu", "quick": True, "scene": None, "work": ""}
@@ -115,6 +118,38 @@ def test_arguments_that_name_nothing_are_refused(monkeypatch, capsys):
     assert "--sections nonsense: there is none of them" in capsys.readouterr().err
 
 
+class WarmWorker(WarmProcess):
+    """A process of a runner that has the libraries loaded."""
+
+    def __init__(
+        self, command: list[str], *, env: dict[str, str], stdout: BinaryIO, **settings: object
+    ) -> None:
+        super().__init__("benchmarks/gpu/check.py", command[2:], env=env, output=Path(stdout.name))
+
+
+class WorkHere:
+    """A process of a runner whose work is done in this process: to start one takes seconds."""
+
+    def __init__(self, command: list[str], **settings: object) -> None:
+        order = command[command.index("--worker") + 1]
+        self._code = gpu_check.work(json.loads(order))
+
+    def wait(self, timeout: float) -> int:
+        return self._code
+
+
+def start_workers_by(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    """Have runners start processes of another kind."""
+    here = SimpleNamespace(**{**vars(subprocess), "Popen": kind})
+    monkeypatch.setattr("benchmarks.gpu.runner.subprocess", here)
+
+
+@pytest.fixture
+def warm_workers(monkeypatch) -> None:
+    """Runners start processes that have the libraries loaded."""
+    start_workers_by(monkeypatch, WarmWorker)
+
+
 ROWS_OF_BROKEN = [
     ("fine", "first", OK),
     ("fine", "second", FAILED),
@@ -132,7 +167,7 @@ ROWS_OF_BROKEN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("is_apart", "n_processes"), [(False, 3), (True, 4)])
-def test_one_broken_check_hides_no_other(tmp_path, is_apart, n_processes):
+def test_one_broken_check_hides_no_other(warm_workers, tmp_path, is_apart, n_processes):
     """Checks share a process until one breaks it, or have processes of their own."""
     section = replace(BROKEN, is_apart=is_apart)
     runner = Runner(section, SETUP, time.monotonic() + 300, tmp_path)
@@ -146,7 +181,7 @@ def test_one_broken_check_hides_no_other(tmp_path, is_apart, n_processes):
 
 
 @pytest.mark.slow
-def test_what_broke_runs_once_more_by_itself(tmp_path):
+def test_what_broke_runs_once_more_by_itself(warm_workers, tmp_path):
     """As on CUDA, with launches that block."""
     runner = Runner(BROKEN, SETUP, time.monotonic() + 300, tmp_path)
     for name in ("raises", "dies"):
@@ -227,21 +262,9 @@ def test_a_section_that_cannot_start_is_a_failure(tmp_path):
     assert "no_such_module" in rows[0].shown
 
 
-class WorkHere:
-    """A process of a runner whose work is done in this process: to start one takes seconds."""
-
-    def __init__(self, command: list[str], **settings: object) -> None:
-        order = command[command.index("--worker") + 1]
-        self._code = gpu_check.work(json.loads(order))
-
-    def wait(self, timeout: float) -> int:
-        return self._code
-
-
 @pytest.mark.slow
 def test_every_section_reports_on_a_cpu_and_nothing_fails(tmp_path, monkeypatch, capsys):
-    here = SimpleNamespace(**{**vars(subprocess), "Popen": WorkHere})
-    monkeypatch.setattr("benchmarks.gpu.runner.subprocess", here)
+    start_workers_by(monkeypatch, WorkHere)
     # It would end this process.
     monkeypatch.setattr("faulthandler.dump_traceback_later", lambda seconds, exit: None)
     path = tmp_path / "check.json"

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes train what one process trains, and end together when one of them fails."""
 
-import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +34,9 @@ from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import from_args
 from sugar_utils.torchrun import Launch
 from tests.support.brief_runs import coarse_flags, vanilla_flags
-from tests.support.command_line import WITHOUT_VALUE, as_flags
+from tests.support.command_line import WITHOUT_VALUE, as_flags, free_port
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
-    REPOSITORY,
     assert_same_bits,
     finish,
     make_tiny_scene,
@@ -49,6 +45,7 @@ from tests.support.tiny_scene import (
     tiny_cameras,
     wait_for_checkpoint,
 )
+from tests.support.warm_processes import WarmProcess
 
 TORCHRUN = {
     "RANK": "1",
@@ -60,30 +57,16 @@ TORCHRUN = {
 }
 
 
-def start_ranks(n: int, script: str, *flags: object) -> list[subprocess.Popen]:
+def start_ranks(n: int, script: str, *flags: object) -> list[WarmProcess]:
     """Start an entry point in ``n`` processes, as torchrun does."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    common = {"WORLD_SIZE": n, "OMP_NUM_THREADS": 1, **place}
-    return [
-        subprocess.Popen(
-            [sys.executable, str(REPOSITORY / script), *map(str, flags)],
-            cwd=REPOSITORY,
-            env={
-                **os.environ,
-                **{name: str(value) for name, value in common.items()},
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-        for rank in range(n)
-    ]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common |= {"WORLD_SIZE": n, "OMP_NUM_THREADS": 1}
+    processes = []
+    for rank in range(n):
+        variables = {**common, "RANK": rank, "LOCAL_RANK": rank}
+        env = {name: str(value) for name, value in variables.items()}
+        processes.append(WarmProcess(script, [str(flag) for flag in flags], env=env))
+    return processes
 
 
 def run_ranks(n: int, script: str, *flags: object) -> list[tuple[int, str, str]]:
@@ -462,7 +445,7 @@ def test_two_processes_go_on_with_what_one_began(scene, checkpoint, tmp_path, ca
     assert "views_per_step: 2 → (not set)" in refusal(capsys, main, *flags, two)
 
 
-def long_run(scene, output: Path) -> list[subprocess.Popen]:
+def long_run(scene, output: Path) -> list[WarmProcess]:
     processes = start_ranks(
         2,
         "gaussian_splatting/train.py",
