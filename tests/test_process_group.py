@@ -413,7 +413,7 @@ def masks_of(scene, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "preset"), [("object", "default"), ("ignore", "fast")])
+@pytest.mark.parametrize(("mode", "preset"), [("object", None), ("ignore", "fast")])
 def test_two_processes_are_one_with_masks_and_score_and_grow_like_it(
     mode, preset, scene, checkpoint, tmp_path
 ):

@@ -24,7 +24,7 @@ def pattern(seed: int, size: int, cells: tuple[int, ...]) -> np.ndarray:
     return 255 * total / total.max()
 
 
-def write_photographs(folder: Path, gloss: float, n: int = 28) -> None:
+def write_photographs(folder: Path, gloss: float, n: int = 24) -> None:
     """Two rounds of photographs, the second higher; gloss: weight of what the sphere mirrors."""
     folder.mkdir(parents=True)
     coat, ground = pattern(1, 512, (16, 60, 150)), pattern(2, 1024, (30, 120, 300))
