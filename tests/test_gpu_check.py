@@ -255,7 +255,7 @@ def test_a_section_ends_when_its_time_is_over(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_section_that_cannot_start_is_a_failure(tmp_path):
+def test_a_section_that_cannot_start_is_a_failure(warm_workers, tmp_path):
     missing = Section("missing", "tests.no_such_module", 1.0)
     rows = Runner(missing, SETUP, time.monotonic() + 60, tmp_path).run()
     assert [row.status for row in rows] == [FAILED]
