@@ -27,6 +27,7 @@ from tests.support.brief_runs import coarse_flags, vanilla_flags
 from tests.support.command_line import WITHOUT_VALUE, as_flags
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
+    REPOSITORY,
     TinyScene,
     assert_refused,
     assert_same_bits,
@@ -486,7 +487,7 @@ def test_signal_to_a_process_saves_and_the_printed_command_finishes(
     last = newest(tmp_path / kind.folder)
     assert f"after iteration {last}," in err
     words = shlex.split(err.split("continue with: ")[1])
-    assert words[1] == kind.script
+    assert Path(words[1]) == REPOSITORY / kind.script
     assert run_cli(kind.main, *words[2:]) == 0
     assert f"continuing after iteration {last} of" in capsys.readouterr().out
     assert_same_result(kind, straight_coarse, tmp_path)
