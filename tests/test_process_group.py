@@ -4,13 +4,16 @@
 import shutil
 import signal
 import sys
+import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
+from torch.distributed import TCPStore
 
 import train
 import train_refined
@@ -34,7 +37,7 @@ from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import from_args
 from sugar_utils.torchrun import Launch
 from tests.support.brief_runs import coarse_flags, vanilla_flags
-from tests.support.command_line import WITHOUT_VALUE, as_flags, free_port
+from tests.support.command_line import WITHOUT_VALUE, as_flags
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     assert_same_bits,
@@ -57,10 +60,23 @@ TORCHRUN = {
 }
 
 
+@cache
+def agent_store() -> TCPStore:
+    """The store of torchrun's agent, which outlives the processes that share it."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
 def start_ranks(n: int, script: str, *flags: object) -> list[WarmProcess]:
     """Start an entry point in ``n`` processes, as torchrun does."""
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    common |= {"WORLD_SIZE": n, "OMP_NUM_THREADS": 1}
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": agent_store().port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        # Begins the names of their entries, which those of others must not meet.
+        "TORCHELASTIC_RESTART_COUNT": time.monotonic_ns(),
+        "WORLD_SIZE": n,
+        "OMP_NUM_THREADS": 1,
+    }
     processes = []
     for rank in range(n):
         variables = {**common, "RANK": rank, "LOCAL_RANK": rank}
