@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes train what one process trains, and end together when one of them fails."""
 
+import os
 import shutil
 import signal
+import subprocess
 import sys
-import time
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
-from torch.distributed import TCPStore
 
 import train
 import train_refined
@@ -37,9 +36,10 @@ from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import from_args
 from sugar_utils.torchrun import Launch
 from tests.support.brief_runs import coarse_flags, vanilla_flags
-from tests.support.command_line import WITHOUT_VALUE, as_flags
+from tests.support.command_line import WITHOUT_VALUE, as_flags, free_port
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
+    REPOSITORY,
     assert_same_bits,
     finish,
     make_tiny_scene,
@@ -60,29 +60,18 @@ TORCHRUN = {
 }
 
 
-@cache
-def agent_store() -> TCPStore:
-    """The store of torchrun's agent, which outlives the processes that share it."""
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+def environments_of_ranks(n: int) -> list[dict[str, str]]:
+    """Variables that torchrun gives to each of ``n`` processes."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common |= {"WORLD_SIZE": n, "OMP_NUM_THREADS": 1}
+    variables = [{**common, "RANK": rank, "LOCAL_RANK": rank} for rank in range(n)]
+    return [{name: str(value) for name, value in each.items()} for each in variables]
 
 
 def start_ranks(n: int, script: str, *flags: object) -> list[WarmProcess]:
     """Start an entry point in ``n`` processes, as torchrun does."""
-    common = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": agent_store().port,
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-        # Begins the names of their entries, which those of others must not meet.
-        "TORCHELASTIC_RESTART_COUNT": time.monotonic_ns(),
-        "WORLD_SIZE": n,
-        "OMP_NUM_THREADS": 1,
-    }
-    processes = []
-    for rank in range(n):
-        variables = {**common, "RANK": rank, "LOCAL_RANK": rank}
-        env = {name: str(value) for name, value in variables.items()}
-        processes.append(WarmProcess(script, [str(flag) for flag in flags], env=env))
-    return processes
+    words = [str(flag) for flag in flags]
+    return [WarmProcess(script, words, env=env) for env in environments_of_ranks(n)]
 
 
 def run_ranks(n: int, script: str, *flags: object) -> list[tuple[int, str, str]]:
@@ -515,16 +504,24 @@ def test_an_error_of_one_process_is_said_once_and_ends_all(scene, tmp_path):
     # One that is damaged would be left out.
     for path in (spoiled / "images").iterdir():
         path.write_bytes(b"no picture")
-    ends = run_ranks(
-        2,
-        "gaussian_splatting/train.py",
-        "-s",
-        spoiled,
-        "-m",
-        tmp_path / "out",
-        "--iterations",
-        100,
-    )
+    script = REPOSITORY / "gaussian_splatting" / "train.py"
+    flags = as_flags(s=spoiled, m=tmp_path / "out", iterations=100)
+    command = [sys.executable, *map(str, (script, *flags))]
+    # The store of the first process has to last until the other one has read it: the end of a
+    # process that loaded its libraries itself takes longer than that.
+    processes = []
+    for env in environments_of_ranks(2):
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env={**os.environ, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+        processes.append(process)
+    ends = [finish(process) for process in processes]
     assert [code for code, _, _ in ends] == [2, 2]
     said = "".join(err for _, _, err in ends)
     assert said.startswith("error: ")
