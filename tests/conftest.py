@@ -20,6 +20,39 @@ if TYPE_CHECKING:
     from tests.support.tiny_scene import TinyScene
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+LONGEST_FILES = (
+    "test_gpu_check.py",
+    "test_resume.py",
+    "test_recorded_passes.py",
+    "test_campaigns.py",
+    "test_process_group.py",
+    "test_convert.py",
+    "test_nothing_stale.py",
+    "test_pipeline.py",
+    "test_device_neutral.py",
+    "test_blocks_run.py",
+    "test_capture_check.py",
+    "test_panoramas.py",
+    "test_turntable.py",
+    "test_command_line.py",
+    "test_object_region.py",
+    "test_end_to_end.py",
+    "test_estimated_masks.py",
+    "test_steps_read_late.py",
+)
+"""Files whose slow tests take longest, as sums."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have files handed out to processes in the order of the tests, not by their numbers."""
+    if config.pluginmanager.hasplugin("xdist"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, so that all processes end at the same time."""
+    ranks = {name: rank for rank, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 
 
 def pytest_collection_finish() -> None:

@@ -25,7 +25,7 @@ from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.blocks import automatic
 from sugar_pipeline.blocks.automatic import expected_gaussians, training_bytes, with_number
 from sugar_pipeline.blocks.block_plan import Block, read_plan
-from sugar_pipeline.blocks.block_task import BlockTask, TaskFailed, run_task
+from sugar_pipeline.blocks.block_task import BlockTask, TaskFailed, perform, run_task
 from sugar_pipeline.blocks.blocks_run import stages_of
 from sugar_pipeline.blocks.joining import JoinedParts
 from sugar_pipeline.blocks.overview import overview_options
@@ -63,9 +63,12 @@ def capture(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def output(capture, tmp_path_factory) -> Path:
-    """The output of one whole run, one block after the other."""
+    """The output of one whole run, one block after the other, all in this process."""
     folder = tmp_path_factory.mktemp("blocks") / "out"
-    assert run_cli(train_full_pipeline.main, "-s", capture, "--output_dir", folder, *SHORT) == 0
+    words = ("-s", capture, "--output_dir", folder, *SHORT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sugar_pipeline.blocks.blocks_run.run_task", perform)
+        assert run_cli(train_full_pipeline.main, *words) == 0
     return folder
 
 
@@ -142,7 +145,7 @@ jobqueue:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="SLURM runs on Linux")
 def test_a_queue_is_asked_for_workers(capture, output, tmp_path):
-    """With a stand-in for ``sbatch`` that starts a job at once; bits are those of one by one."""
+    """With a stand-in for ``sbatch`` that starts a job at once; bits are those of one process."""
     pytest.importorskip("dask_jobqueue")
     programs = tmp_path / "bin"
     programs.mkdir()

@@ -112,6 +112,8 @@ from sugar_pipeline.demo import demo_scene
 
 make = demo_scene.make_demo_scene
 demo_scene.make_demo_scene = functools.partial(make, n_views=16, width=80, height=60)
+demo_scene.VANILLA_ITERATIONS = 300
+demo_scene.FLAGS = demo_scene.FLAGS.replace("0.025", "0.008")
 sys.argv = ["sugar", "demo", "--stop_after", "mesh", "--force", "True"]
 sys.exit(command_line.entry())
 """
@@ -144,13 +146,15 @@ def test_the_wheel_holds_all_code_and_data_and_nothing_else(wheel):
 def test_the_demo_runs_from_the_wheel_in_another_folder(wheel, tmp_path):
     """Only the package is new in the environment; all libraries are those of the tests."""
     environment = tmp_path / "environment"
-    assert run_in(tmp_path, sys.executable, "-m", "venv", environment).returncode == 0
+    venv = run_in(tmp_path, sys.executable, "-m", "venv", "--without-pip", environment)
+    assert venv.returncode == 0
     programs = environment / ("Scripts" if os.name == "nt" else "bin")
     libraries = [path for path in sys.path if path.endswith("-packages")]
     probe = "import sysconfig; print(sysconfig.get_path('purelib'))"
     own = Path(run_in(tmp_path, programs / "python", "-c", probe).stdout.strip())
     (own / "libraries.pth").write_text("\n".join(libraries))
-    done = run_in(tmp_path, programs / "python", "-m", "pip", "install", "--no-deps", wheel)
+    pip = (sys.executable, "-m", "pip", "--python", programs / "python")
+    done = run_in(tmp_path, *pip, "install", "--no-deps", wheel)
     assert done.returncode == 0, done.stderr[-2000:]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

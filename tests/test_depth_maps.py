@@ -205,10 +205,10 @@ def without_tracks(room: Room, root: Path, ending: str) -> None:
 UNITS = [
     (".png", np.uint16, "auto", 1000),
     (".tif", np.uint16, "auto", 1000),
-    (".npy", np.uint16, "auto", 1000),
+    (".npy", ">u2", "auto", 1000),
     (".npy", np.int32, "auto", 1000),
     (".tif", np.float32, "auto", 1),
-    (".npy", np.float32, "auto", 1),
+    (".npy", ">f4", "auto", 1),
     (".npy", np.float64, "mm", 1000),
     (".png", np.uint16, "m", 1),
 ]

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import train
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from tests.support.repository import ROOT
-from tests.support.tiny_scene import SHORT_PIPELINE
+from tests.support.tiny_scene import SHORT_PIPELINE, run_cli
 
 
 def run(program: str, folder: Path, *words: object) -> str:
@@ -23,7 +24,7 @@ def run(program: str, folder: Path, *words: object) -> str:
 
 
 @pytest.mark.slow
-def test_photographs_to_a_textured_mesh_and_on_from_there(scene, checkpoint, tmp_path):
+def test_photographs_to_a_textured_mesh_and_on_from_there(scene, checkpoint, tmp_path, monkeypatch):
     vanilla = ("-s", scene.root, "-m", tmp_path / "vanilla", "--eval", "--iterations", 30)
     run("gaussian_splatting/train.py", tmp_path, *vanilla)
     assert (tmp_path / "vanilla" / "point_cloud" / "iteration_30" / "point_cloud.ply").is_file()
@@ -39,7 +40,8 @@ def test_photographs_to_a_textured_mesh_and_on_from_there(scene, checkpoint, tmp
     assert {record["status"] for record in records} == {"finished"}
     # A finished run is not repeated.
     before = obj.stat().st_mtime_ns
-    run("train.py", tmp_path, *flags)
+    monkeypatch.chdir(tmp_path)
+    assert run_cli(train.main, *flags) == 0
     assert obj.stat().st_mtime_ns == before
     run(
         "sugar_pipeline",

@@ -167,7 +167,7 @@ def test_missing_masks_are_estimated_once_and_later_stages_use_them(capture, tmp
     root = copy_scene(capture, tmp_path / "scene")
     faults(Path())["half of the masks missing"](root, [], np.random.default_rng(0))
     options = VanillaOptions(
-        source_path=root, model_path=tmp_path / "model", config=VanillaConfig(iterations=60)
+        source_path=root, model_path=tmp_path / "model", config=VanillaConfig(iterations=40)
     )
     ply = run_stage(options)
     record = json.loads((tmp_path / "model" / "checkpoints" / "run.json").read_text())
@@ -178,7 +178,7 @@ def test_missing_masks_are_estimated_once_and_later_stages_use_them(capture, tmp
     assert {path.stem for path in folder.glob("*.png")} == missing
     scene = load_scene_for_checkpoint(
         root,
-        load_reference_checkpoint(options.model_path, 60),
+        load_reference_checkpoint(options.model_path, 40),
         size_rule=VanillaSize(),
         eval_split=False,
         masks=MaskOptions(),

@@ -13,7 +13,6 @@ import pycolmap
 import pytest
 from PIL import Image
 
-from gaussian_splatting.data.cameras import Camera
 from sugar_capture.conversion.convert_run import convert
 from sugar_capture.convert_options import ConvertOptions, PoseTimeLimit, SfmOptions
 from sugar_capture.features import feature_kinds, learned_features, matching
@@ -28,7 +27,6 @@ from sugar_capture.registration.pose_time import PoseSpeed
 from sugar_utils.errors import UserError
 from tests.support.heard_console import Heard
 from tests.support.photographed_room import (
-    FOCAL,
     HEIGHT,
     WIDTH,
     camera_poses,
@@ -36,7 +34,7 @@ from tests.support.photographed_room import (
     photograph,
     write_photographs,
 )
-from tests.support.pose_errors import pose_errors
+from tests.support.pose_errors import Errors, pose_errors, pose_of, registered_poses
 
 N = 6
 DARK = "IMG 3.png"
@@ -77,21 +75,10 @@ def outcome_of(root: Path) -> dict:
     return json.loads((root / "distorted" / "outcome.json").read_text())
 
 
-def errors_of(root: Path):
-    known = {}
-    for number, (rotation, center) in enumerate(camera_poses(N), start=1):
-        known[f"IMG {number}.png"] = camera_of(rotation, -rotation @ center)
-    model = pycolmap.Reconstruction(root / "distorted" / "sparse" / "0")
-    found = {}
-    for number in model.reg_image_ids():
-        image = model.images[number]
-        pose = image.cam_from_world()
-        found[image.name] = camera_of(pose.rotation.matrix(), pose.translation)
-    return pose_errors(found, known)
-
-
-def camera_of(rotation: np.ndarray, translation: np.ndarray) -> Camera:
-    return Camera("", WIDTH, HEIGHT, FOCAL, FOCAL, WIDTH / 2, HEIGHT / 2, rotation, translation)
+def errors_of(root: Path) -> Errors:
+    poses = enumerate(camera_poses(N), start=1)
+    known = {f"IMG {number}.png": pose_of(*pose) for number, pose in poses}
+    return pose_errors(registered_poses(root / "distorted" / "sparse" / "0"), known)
 
 
 @pytest.mark.slow

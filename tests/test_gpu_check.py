@@ -13,7 +13,9 @@ import tarfile
 import time
 from collections import namedtuple
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -25,16 +27,19 @@ from benchmarks.gpu.recorded import CountingRecorder
 from benchmarks.gpu.runner import FAILED, OK, OUT_OF_TIME, SKIPPED, Runner, Section
 from benchmarks.gpu.training import _recordings
 from gaussian_splatting.rasterization import project
+from tests.support.command_line import WITHOUT_VALUE, as_flags
 from tests.support.pretend_device import pretend_gpu
 from tests.support.step_scenes import large_scene
-from tests.support.tiny_scene import REPOSITORY
+from tests.support.tiny_scene import REPOSITORY, run_cli
+from tests.support.warm_processes import WarmProcess
 
 BROKEN = Section("broken", "tests.support.broken_checks", 1.0)
 SETUP = {"device": "cpu", "quick": True, "scene": None, "work": ""}
 
-NOT_PRETENDED = {"tile lists", "resume"}
+NOT_PRETENDED = {"tile lists", "resume", "same bits, dn_consistency", "same bits, density"}
 """Lists of nothing leave values that the pretended device takes for those of the host's lists;
-whole runs have a test of their own, in ``test_device_neutral``."""
+whole runs have a test of their own, in ``test_device_neutral``; the last mode of SuGaR, with
+samples, stands for the others."""
 
 PRETENDED = [section for section in gpu_check.SECTIONS if section.name != "training"]
 """Whole runs, likewise."""
@@ -113,44 +118,78 @@ def test_arguments_that_name_nothing_are_refused(monkeypatch, capsys):
     assert "--sections nonsense: there is none of them" in capsys.readouterr().err
 
 
+class WarmWorker(WarmProcess):
+    """A process of a runner that has the libraries loaded."""
+
+    def __init__(
+        self, command: list[str], *, env: dict[str, str], stdout: BinaryIO, **settings: object
+    ) -> None:
+        super().__init__("benchmarks/gpu/check.py", command[2:], env=env, output=Path(stdout.name))
+
+
+class WorkHere:
+    """A process of a runner whose work is done in this process: to start one takes seconds."""
+
+    def __init__(self, command: list[str], **settings: object) -> None:
+        order = command[command.index("--worker") + 1]
+        self._code = gpu_check.work(json.loads(order))
+
+    def wait(self, timeout: float) -> int:
+        return self._code
+
+
+def start_workers_by(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    """Have runners start processes of another kind."""
+    here = SimpleNamespace(**{**vars(subprocess), "Popen": kind})
+    monkeypatch.setattr("benchmarks.gpu.runner.subprocess", here)
+
+
+@pytest.fixture
+def warm_workers(monkeypatch) -> None:
+    """Runners start processes that have the libraries loaded."""
+    start_workers_by(monkeypatch, WarmWorker)
+
+
+ROWS_OF_BROKEN = [
+    ("fine", "first", OK),
+    ("fine", "second", FAILED),
+    ("raises", "before", OK),
+    ("raises", "", FAILED),
+    ("dies", "before", OK),
+    ("dies", "", FAILED),
+    ("hangs", "before", OK),
+    ("hangs", "", FAILED),
+    ("needs CUDA", "", SKIPPED),
+    ("fine again", "first", OK),
+    ("fine again", "second", FAILED),
+]
+
+
 @pytest.mark.slow
-def test_one_broken_check_hides_no_other(tmp_path):
-    runner = Runner(BROKEN, SETUP, time.monotonic() + 60, tmp_path)
-    rows = [(row.check, row.what, row.status) for row in runner.run()]
-    assert rows == [
-        ("fine", "first", OK),
-        ("fine", "second", FAILED),
-        ("raises", "before", OK),
-        ("raises", "", FAILED),
-        ("dies", "before", OK),
-        ("dies", "", FAILED),
-        ("hangs", "before", OK),
-        ("hangs", "", FAILED),
-        ("needs CUDA", "", SKIPPED),
-        ("fine again", "first", OK),
-        ("fine again", "second", FAILED),
-    ]
+@pytest.mark.parametrize(("is_apart", "n_processes"), [(False, 3), (True, 4)])
+def test_one_broken_check_hides_no_other(warm_workers, tmp_path, is_apart, n_processes):
+    """Checks share a process until one breaks it, or have processes of their own."""
+    section = replace(BROKEN, is_apart=is_apart)
+    runner = Runner(section, SETUP, time.monotonic() + 300, tmp_path)
+    assert [(row.check, row.what, row.status) for row in runner.run()] == ROWS_OF_BROKEN
+    assert runner._n_processes == n_processes
     shown = {row.check: row.shown for row in runner.rows if not row.what}
     assert shown["raises"] == "ValueError: two lines"
     assert shown["dies"] == "the process ended with code 7: words of the dying"
     assert shown["hangs"] == "took too long"
     assert shown["needs CUDA"] == "needs CUDA"
 
-    # As on CUDA: what broke runs once more by itself.
-    runner._deadline = time.monotonic() + 60
-    runner.explain()
-    again = {row.check: row.shown for row in runner.rows if not row.what}
-    assert again["raises"].endswith("| with blocking launches: ValueError: two lines")
-    assert again["dies"].endswith("code 7: words of the dying")
-
 
 @pytest.mark.slow
-def test_checks_that_are_apart_have_processes_of_their_own(tmp_path):
-    runner = Runner(replace(BROKEN, is_apart=True), SETUP, time.monotonic() + 600, tmp_path)
-    whole = Runner(BROKEN, SETUP, time.monotonic() + 600, tmp_path / "whole")
-    rows = [(row.check, row.what, row.status) for row in runner.run()]
-    assert rows == [(row.check, row.what, row.status) for row in whole.run()]
-    assert runner._n_processes > whole._n_processes
+def test_what_broke_runs_once_more_by_itself(warm_workers, tmp_path):
+    """As on CUDA, with launches that block."""
+    runner = Runner(BROKEN, SETUP, time.monotonic() + 300, tmp_path)
+    for name in ("raises", "dies"):
+        runner._add(name, FAILED, "broken")
+    runner.explain()
+    again = {row.check: row.shown for row in runner.rows}
+    assert again["raises"] == "broken | with blocking launches: ValueError: two lines"
+    assert again["dies"].endswith("code 7: words of the dying")
 
 
 def test_a_process_that_cannot_be_killed_holds_nothing_up(tmp_path, monkeypatch):
@@ -216,7 +255,7 @@ def test_a_section_ends_when_its_time_is_over(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_section_that_cannot_start_is_a_failure(tmp_path):
+def test_a_section_that_cannot_start_is_a_failure(warm_workers, tmp_path):
     missing = Section("missing", "tests.no_such_module", 1.0)
     rows = Runner(missing, SETUP, time.monotonic() + 60, tmp_path).run()
     assert [row.status for row in rows] == [FAILED]
@@ -224,15 +263,15 @@ def test_a_section_that_cannot_start_is_a_failure(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_section_reports_on_a_cpu_and_nothing_fails(tmp_path):
+def test_every_section_reports_on_a_cpu_and_nothing_fails(tmp_path, monkeypatch, capsys):
+    start_workers_by(monkeypatch, WorkHere)
+    # It would end this process.
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda seconds, exit: None)
     path = tmp_path / "check.json"
-    command = [sys.executable, "benchmarks/gpu/check.py", "--quick", "--device", "cpu"]
     # A busy machine must not run out of the time that is meant for a GPU.
-    command += ["--minutes", "30"]
-    done = subprocess.run(
-        [*command, "--json", str(path)], cwd=REPOSITORY, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    settings = as_flags(quick=WITHOUT_VALUE, device="cpu", minutes=30, json=path)
+    code = run_cli(gpu_check.main, *settings)
+    assert code == 0, capsys.readouterr().out[-3000:]
     rows = json.loads(path.read_text())["rows"]
     assert not [row for row in rows if row["status"] == FAILED]
     for section in gpu_check.SECTIONS:

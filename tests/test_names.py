@@ -82,6 +82,21 @@ def test_files_whose_names_are_no_text_are_found(tmp_path):
     assert os.fsencode(ImageFolder(tmp_path).find("中01.jpg").name) == raw
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "view[1] #2, 100%&;='.png",
+        f"{'x' * 200}.png",
+        "scan\u00a01\u3000a.png",
+        "صورة 1.png",
+        "view.1.v2.png",
+        "my scan  1 (copy).png",
+    ],
+)
+def test_names_of_any_characters_are_found(tmp_path, name):
+    assert folder_with(tmp_path, name).find(name) == tmp_path / name
+
+
 def test_two_names_are_not_given_one_file(tmp_path):
     images = folder_with(tmp_path, "a.jpg", "b.jpg")
     paths = ImagePlaces(images).find_all(["a.jpg", "a.png", "x/b.jpg", "y/b.jpg"])

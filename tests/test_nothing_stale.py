@@ -37,7 +37,6 @@ from tests.support.tiny_scene import (
     assert_refused,
     assert_same_bits,
     events,
-    finish,
     kill,
     make_tiny_checkpoint,
     make_tiny_scene,
@@ -349,15 +348,16 @@ def test_a_half_removed_run_is_removed_by_the_next_start(inputs, tmp_path, capsy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--random_seed", 3), ("--random_seed", 3, "--overwrite", True)])
-def test_a_second_process_in_a_folder_is_refused(inputs, tmp_path, flags):
+def test_a_second_process_in_a_folder_is_refused(inputs, tmp_path, capsys):
     output = tmp_path / "out"
     long = coarse_flags(inputs, output, "--schedule_scale", 0.5, "--checkpoint_interval", 20)
     first = start("train.py", *long)
     wait_for_checkpoint(first, output / COARSE, -1, limit=60, linger=0)
     assert first.poll() is None
-    code, _, error = finish(start("train.py", *long, *flags))
-    assert_refused(code, error, f"process {first.pid} on ", "is at work in it", "--output_dir")
+    for flags in (("--random_seed", 3), ("--random_seed", 3, "--overwrite", True)):
+        code = run_cli(train.main, *long, *flags)
+        error = capsys.readouterr().err
+        assert_refused(code, error, f"process {first.pid} on ", "is at work in it", "--output_dir")
     assert first.poll() is None
     kill(first)
     # The lock of a killed process blocks no other.

@@ -140,7 +140,7 @@ def options_of(root: Path, model: Path, masks: str, iterations: int) -> VanillaO
 @pytest.mark.slow
 def test_masks_are_made_once_and_later_stages_use_them(tmp_path):
     root, masked = scene_without_masks(tmp_path), tmp_path / "observed"
-    options = options_of(root, tmp_path / "model", "auto", 200)
+    options = options_of(root, tmp_path / "model", "auto", 80)
     asked = options.mask_options
     run_stage(options)
     how = {
@@ -149,7 +149,7 @@ def test_masks_are_made_once_and_later_stages_use_them(tmp_path):
         "eval_split": False,
         "notify": lambda line: None,
     }
-    checkpoint = load_reference_checkpoint(options.model_path, 200)
+    checkpoint = load_reference_checkpoint(options.model_path, 80)
     scene = load_scene_for_checkpoint(root, checkpoint, masks=asked, **how)
     true = {
         c.name: overview(c) >= 128

@@ -90,6 +90,15 @@ def test_order_types_extras_and_encoding_do_not_matter(tmp_path, options):
     assert_same(read_gaussian_ply(tmp_path / "b.ply", pytest.fail), cloud)
 
 
+def test_another_element_may_stand_before_the_gaussians(tmp_path):
+    cloud = random_cloud()
+    write_gaussian_ply(tmp_path / "a.ply", cloud)
+    vertices = PlyData.read(str(tmp_path / "a.ply"))["vertex"]
+    others = PlyElement.describe(np.zeros(3, [("a", "f4"), ("b", "i4")]), "camera")
+    PlyData([others, vertices]).write(str(tmp_path / "b.ply"))
+    assert_same(read_gaussian_ply(tmp_path / "b.ply", pytest.fail), cloud)
+
+
 @pytest.mark.parametrize("degree", [0, 1, 2])
 def test_lower_degrees_are_padded_with_zeros(tmp_path, degree):
     cloud = random_cloud()

@@ -4,7 +4,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import from_args
 from sugar_utils.torchrun import Launch
 from tests.support.brief_runs import coarse_flags, vanilla_flags
-from tests.support.command_line import WITHOUT_VALUE, as_flags
+from tests.support.command_line import WITHOUT_VALUE, as_flags, free_port
 from tests.support.mesh_scenes import icosahedron
 from tests.support.tiny_scene import (
     REPOSITORY,
@@ -49,6 +48,7 @@ from tests.support.tiny_scene import (
     tiny_cameras,
     wait_for_checkpoint,
 )
+from tests.support.warm_processes import WarmProcess
 
 TORCHRUN = {
     "RANK": "1",
@@ -60,30 +60,18 @@ TORCHRUN = {
 }
 
 
-def start_ranks(n: int, script: str, *flags: object) -> list[subprocess.Popen]:
+def environments_of_ranks(n: int) -> list[dict[str, str]]:
+    """Variables that torchrun gives to each of ``n`` processes."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common |= {"WORLD_SIZE": n, "OMP_NUM_THREADS": 1}
+    variables = [{**common, "RANK": rank, "LOCAL_RANK": rank} for rank in range(n)]
+    return [{name: str(value) for name, value in each.items()} for each in variables]
+
+
+def start_ranks(n: int, script: str, *flags: object) -> list[WarmProcess]:
     """Start an entry point in ``n`` processes, as torchrun does."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    common = {"WORLD_SIZE": n, "OMP_NUM_THREADS": 1, **place}
-    return [
-        subprocess.Popen(
-            [sys.executable, str(REPOSITORY / script), *map(str, flags)],
-            cwd=REPOSITORY,
-            env={
-                **os.environ,
-                **{name: str(value) for name, value in common.items()},
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-        for rank in range(n)
-    ]
+    words = [str(flag) for flag in flags]
+    return [WarmProcess(script, words, env=env) for env in environments_of_ranks(n)]
 
 
 def run_ranks(n: int, script: str, *flags: object) -> list[tuple[int, str, str]]:
@@ -419,34 +407,32 @@ def test_two_processes_are_one_with_two_views_per_step(name, n, scene, checkpoin
     assert_same_runs(one, two, n)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["object", "ignore"])
-def test_two_processes_are_one_with_masks(mode, scene, checkpoint, tmp_path):
-    """Random backgrounds are those of the view, whichever process renders it."""
+def masks_of(scene, folder: Path) -> Path:
+    """Masks that leave out the left quarter of each view."""
+    folder.mkdir()
     for camera in scene.cameras:
         mask = Image.new("L", (camera.width, camera.height))
         mask.paste(255, (camera.width // 4, 0, camera.width, camera.height))
-        path = tmp_path / "masks" / camera.name
-        path.parent.mkdir(exist_ok=True)
-        mask.save(path)
-    script, main, flags = kinds(scene, checkpoint, tmp_path)["vanilla"]
-    masked = ("--masks", tmp_path / "masks", "--mask_mode", mode, *flags)
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert [code for code, *_ in run_ranks(2, script, *masked, two)] == [0, 0]
-    assert run_cli(main, *masked, one, "--views_per_step", 2) == 0
-    assert_same_runs(one, two, 3)
+        mask.save(folder / camera.name)
+    return folder
 
 
 @pytest.mark.slow
-def test_two_processes_score_and_grow_like_one(scene, checkpoint, tmp_path):
+@pytest.mark.parametrize(("mode", "preset"), [("object", None), ("ignore", "fast")])
+def test_two_processes_are_one_with_masks_and_score_and_grow_like_it(
+    mode, preset, scene, checkpoint, tmp_path
+):
+    """Random backgrounds are those of the view, whichever process renders it."""
     script, main, flags = kinds(scene, checkpoint, tmp_path)["vanilla"]
-    flags = ("--preset", "fast", *flags)
+    masked = as_flags(masks=masks_of(scene, tmp_path / "masks"), mask_mode=mode, preset=preset)
+    flags = (*masked, *flags)
     one, two = tmp_path / "one", tmp_path / "two"
     assert [code for code, *_ in run_ranks(2, script, *flags, two)] == [0, 0]
     assert run_cli(main, *flags, one, "--views_per_step", 2) == 0
     assert_same_runs(one, two, 3)
-    stage = torch.load(checkpoints(one)[0])["resume"]["stage"]
-    assert {"pruning_scores", "gaussian_budget"} <= stage.keys()
+    if preset == "fast":
+        stage = torch.load(checkpoints(one)[0])["resume"]["stage"]
+        assert {"pruning_scores", "gaussian_budget"} <= stage.keys()
 
 
 @pytest.mark.slow
@@ -464,7 +450,7 @@ def test_two_processes_go_on_with_what_one_began(scene, checkpoint, tmp_path, ca
     assert "views_per_step: 2 → (not set)" in refusal(capsys, main, *flags, two)
 
 
-def long_run(scene, output: Path) -> list[subprocess.Popen]:
+def long_run(scene, output: Path) -> list[WarmProcess]:
     processes = start_ranks(
         2,
         "gaussian_splatting/train.py",
@@ -518,16 +504,24 @@ def test_an_error_of_one_process_is_said_once_and_ends_all(scene, tmp_path):
     # One that is damaged would be left out.
     for path in (spoiled / "images").iterdir():
         path.write_bytes(b"no picture")
-    ends = run_ranks(
-        2,
-        "gaussian_splatting/train.py",
-        "-s",
-        spoiled,
-        "-m",
-        tmp_path / "out",
-        "--iterations",
-        100,
-    )
+    script = REPOSITORY / "gaussian_splatting" / "train.py"
+    flags = as_flags(s=spoiled, m=tmp_path / "out", iterations=100)
+    command = [sys.executable, *map(str, (script, *flags))]
+    # The store of the first process has to last until the other one has read it: the end of a
+    # process that loaded its libraries itself takes longer than that.
+    processes = []
+    for env in environments_of_ranks(2):
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env={**os.environ, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+        processes.append(process)
+    ends = [finish(process) for process in processes]
     assert [code for code, _, _ in ends] == [2, 2]
     said = "".join(err for _, _, err in ends)
     assert said.startswith("error: ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import torch
 
 from gaussian_splatting.core import color_gradients
 from gaussian_splatting.engine.recording import recorded_runner, recordings
+from gaussian_splatting.engine.stage import Stage
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.optim.recorded_step import RecordedStep
 from gaussian_splatting.rasterization import projection
@@ -63,15 +64,13 @@ CASES = {
     "masked": {"photographs": masked},
     "rounded": {"build": partial(vanilla_stage, optimizer=OptimizerConfig("bf16", True))},
     "coarse": {"build": coarse_stage, "first": 8_982, "steps": 24},
-    "dn_consistency": sampling("dn_consistency"),
     "dn_consistency, auto": sampling("dn_consistency", samples=AUTO),
     "dn_consistency, half size": sampling("dn_consistency", full_res_normals=False),
     "dn_consistency, masked": sampling("dn_consistency") | {"photographs": masked},
     "density": sampling("density"),
+    "density, auto": sampling("density", samples=AUTO),
     "density, auto, chunks": sampling("density", samples=AUTO, sample_chunk=150),
-    "sdf": sampling("sdf"),
     "sdf, auto": sampling("sdf", samples=AUTO),
-    "sdf, auto, chunks": sampling("sdf", samples=AUTO, sample_chunk=150),
     "refined": {"build": refine_stage},
     "refined, compared": {"build": partial(refine_stage, compared=True)},
     "refined, compared, masked": {
@@ -88,21 +87,20 @@ CASES = {
 }
 """Stages and photographs, and when a round of densification is near."""
 
-SLOW = (
-    "multiview, masked",
-    "refined, compared, masked",
-    "dn_consistency, masked",
-    "density, auto, chunks",
-    "sdf, auto, chunks",
-)
-MARKED = [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
+
+@cache
+def launched(case: str) -> tuple[Stage, list[float]]:
+    """A case trained launch by launch, once for all tests, and its losses."""
+    losses = []
+    stage, _ = trained(None, losses=losses, **CASES[case])
+    return stage, losses
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", MARKED)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "density, auto"])
 def test_training_has_the_same_bits_as_without(case, monkeypatch):
     how = CASES[case]
-    stage, _ = trained(None, **how)
+    stage, _ = launched(case)
     if not isinstance(stage, RefineStage):
         assert len(stage.model) != CASE.n, "nothing was densified or pruned"
     recorder = CpuRecorder()
@@ -197,7 +195,7 @@ class WrongRecording(CpuRecording):
 
 @pytest.mark.slow
 def test_a_recording_that_gives_other_numbers_is_found_out(monkeypatch):
-    expected, _ = trained(None)
+    expected, _ = launched("vanilla")
     monkeypatch.setattr(cpu_recorder, "CpuRecording", WrongRecording)
     # Without the step the last rows are gradients.
     monkeypatch.setattr(recorded_runner, "step_facts", lambda adam: None)
@@ -209,7 +207,7 @@ def test_a_recording_that_gives_other_numbers_is_found_out(monkeypatch):
 
 @pytest.mark.slow
 def test_a_pass_in_which_the_host_reads_goes_on_without_recordings(monkeypatch):
-    expected, _ = trained(None)
+    expected, _ = launched("vanilla")
     train_on = VanillaStage.train_on
 
     def reads(stage, view, resources):
@@ -258,14 +256,11 @@ def test_a_recording_serves_views_without_a_gaussian_to_sample(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_without_samples_change_no_bit(mode, monkeypatch):
     """The room for samples is as large as they are, or larger."""
-    how = sampling(mode, samples=AUTO)
-    losses = []
-    stage, _ = trained(None, losses=losses, **how)
-    expected = state_of(stage)
+    expected, losses = launched(f"{mode}, auto")
     exact = []
     monkeypatch.setattr(CandidatePrediction, "predict", lambda *_: None)
-    stage, _ = trained(None, losses=exact, **how)
-    assert_same_bits(stage, expected)
+    stage, _ = trained(None, losses=exact, **CASES[f"{mode}, auto"])
+    assert_same_bits(stage, state_of(expected))
     assert exact == losses
 
 
@@ -299,8 +294,8 @@ def test_views_with_more_candidates_than_predicted_are_made_again(is_recorded, m
 
 @pytest.mark.slow
 def test_a_view_whose_candidates_were_counted_on_a_wrong_depth_is_made_a_third_time(monkeypatch):
-    how = sampling("sdf", samples=AUTO)
-    expected = state_of(trained(None, **how)[0])
+    how = CASES["sdf, auto"]
+    expected = state_of(launched("sdf, auto")[0])
     failing = SAMPLING + 12
     attempts = Counter()
     train_on = CoarseStage.train_on
@@ -335,12 +330,11 @@ def test_a_view_whose_candidates_were_counted_on_a_wrong_depth_is_made_a_third_t
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_resumed_run_has_the_same_bits(mode):
-    how = sampling(mode, samples=AUTO)
-    losses, again = [], []
-    stage, _ = trained(CpuRecorder(), losses=losses, **how)
-    expected = state_of(stage)
+    expected, losses = launched(f"{mode}, auto")
+    again = []
+    how = CASES[f"{mode}, auto"]
     resumed, _ = trained(CpuRecorder(), losses=again, resumed_after=14, **how)
-    assert_same_bits(resumed, expected)
+    assert_same_bits(resumed, state_of(expected))
     assert again == losses
 
 

@@ -27,7 +27,6 @@ from tests.support.recorded_training import (
     Training,
     assert_same_bits,
     cameras_apart,
-    coarse_stage,
     multiview_stage,
     sampling,
     state_of,
@@ -39,7 +38,6 @@ from tests.support.tiny_scene import assert_same_bits as assert_same_checkpoints
 CASES = {
     "vanilla": {},
     "exposed": {"build": partial(vanilla_stage, exposed=True)},
-    "coarse": {"build": coarse_stage, "first": 8_982},
     "dn_consistency": sampling("dn_consistency"),
     "multiview": {"build": multiview_stage, "first": 7_592},
 }

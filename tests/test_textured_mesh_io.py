@@ -165,6 +165,24 @@ def test_other_spellings_of_materials_are_read(tmp_path, before, after):
     assert torch.equal(read_textured_mesh(path).texture, expected.texture)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("\n", "\r\n"),
+        ("usemtl", "# about\nusemtl"),
+        ("usemtl", "g part\ns off\no thing\nusemtl"),
+        ("\nv ", "\nv  "),
+    ],
+)
+def test_lines_without_a_meaning_are_passed_over(tmp_path, before, after):
+    path = write_materials(tmp_path)
+    expected = read_textured_mesh(path)
+    path.write_bytes(path.read_bytes().replace(before.encode(), after.encode()))
+    found = read_textured_mesh(path)
+    assert torch.equal(found.vertices, expected.vertices)
+    assert torch.equal(found.texture, expected.texture)
+
+
 def test_pictures_that_a_material_scales_are_refused(tmp_path):
     path = write_materials(tmp_path)
     file = tmp_path / "all.mtl"

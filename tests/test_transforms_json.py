@@ -88,6 +88,18 @@ def test_unusable_files_are_named(tmp_path, extra, message):
         read_transforms(tmp_path)
 
 
+def test_matrices_may_lack_their_last_row(tmp_path):
+    path = write_scene(tmp_path)
+    expected = read_transforms(tmp_path).train_cameras
+    content = json.loads(path.read_text())
+    for frame in content["frames"]:
+        frame["transform_matrix"] = frame["transform_matrix"][:3]
+    path.write_text(json.dumps(content))
+    for found, camera in zip(read_transforms(tmp_path).train_cameras, expected, strict=True):
+        np.testing.assert_array_equal(found.rotation, camera.rotation)
+        np.testing.assert_array_equal(found.translation, camera.translation)
+
+
 @pytest.mark.parametrize("matrix", [None, [[1, 2]], np.diag([2.0, 2, 2, 1]).tolist(), "pose"])
 def test_a_matrix_that_is_no_pose_is_refused(tmp_path, matrix):
     path = write_scene(tmp_path)

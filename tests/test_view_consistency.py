@@ -78,39 +78,14 @@ def named(lines: list[str], root: Path) -> set[str]:
     return {name for name in view_names(root) if any(name in line for line in told)}
 
 
-SLOW = {
-    "pose turned by 20 degrees",
-    "pose turned by 90 degrees",
-    "bad registration by 20 degrees",
-    "mask full",
-    "mask inverted",
-    "mask of another view",
-    "outlines off by 2 %",
-}
-"""Faults of which a smaller one, or one of the same kind, is among the fast tests."""
-
-
-CASES = [
-    *(
-        pytest.param(f, True, marks=[pytest.mark.slow] * (f in SLOW or not f.startswith(OF_MASKS)))
-        for f in faults(Path())
-    ),
-    *(
-        pytest.param(f, False, marks=[pytest.mark.slow] * (f in SLOW))
-        for f in faults(Path())
-        if not f.startswith(OF_MASKS)
-    ),
-]
-"""Masks take most of the time, so that the fast tests read them for what is wrong with them."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "masks"), CASES)
-def test_each_fault_names_the_spoilt_views_and_no_others(capture, tmp_path, name, masks):
+@pytest.mark.parametrize("name", faults(Path()))
+def test_each_fault_names_the_spoilt_views_and_no_others(capture, tmp_path, name):
+    """Masks take most of the time, so they are read for what is wrong with them alone."""
     root = copy_scene(capture, tmp_path / "scene")
     fault = faults(capture.parent / "elsewhere.png")[name]
     spoilt = fault(root, [SPOILT], np.random.default_rng(0))
-    scene, lines = load(root, masks=masks)
+    scene, lines = load(root, masks=name.startswith(OF_MASKS))
     assert named(lines, root) == spoilt
     assert set(scene.dropped_views) <= spoilt
     assert all(camera.name not in scene.dropped_views for camera in scene.train_cameras)

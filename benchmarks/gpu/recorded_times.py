@@ -36,7 +36,7 @@ def _warmed_up(setup: Setup, run: Run) -> Run:
 def times(setup: Setup) -> Iterator[Finding]:
     """Steps with recorded passes and without, in turns; all stages of a size before the next."""
     for size in setup.size(FULL_SIZES, QUICK_SIZES):
-        for table in STAGES:
+        for table in setup.size(STAGES, (VANILLA,)):
             runs = {
                 "launch by launch": Run(setup, table.build, size, None, table.timed),
                 "recorded": Run(setup, table.build, size, new_recorder(setup), table.timed),

@@ -169,7 +169,7 @@ def pipeline(setup: Setup) -> Iterator[Finding]:
         "--schedule_scale 0.002 --sdf_samples 500 --surface_points 4000 --poisson_depth 5 "
         "-v 500 -f 5000 --force True",
     )
-    for extractor in ("poisson", "tsdf"):
+    for extractor in setup.size(("poisson", "tsdf"), ("tsdf",)):
         more = f"-r dn_consistency --mesh_extractor {extractor} -i {setup.size(1_000, 40)} {sizes}"
         flags = [*_words(setup, more), "-c", str(checkpoint)]
         flags += ["--output_dir", str(Path(setup.work) / "pipeline")]

@@ -23,6 +23,9 @@ from benchmarks.robustness.world import Command, make_world, run_command, warm_u
 from sugar_utils.files import write_json_atomic
 from sugar_utils.flags import Parser, integer, positive_float, positive_int
 
+MANY_CASES = 200
+"""Cases from which on it pays to run every command before."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -96,7 +99,7 @@ def run_cases(
     started, results = time.monotonic(), []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         jobs, work = min(args.jobs, len(chosen)), Path(folder).resolve()
-        prepare = functools.partial(worker.warm_up, many_cases=len(chosen) > 1)
+        prepare = functools.partial(worker.warm_up, many_cases=len(chosen) >= MANY_CASES)
         for result in _campaign(begin, prepare, chosen, jobs, work):
             results.append(result)
             if result.faults:

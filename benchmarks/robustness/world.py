@@ -314,9 +314,9 @@ def make_world(root: Path, run: Callable[[Command, Path], None]) -> None:
     shutil.make_archive(str(root / "zipped"), "zip", root, "scene")
     settings = 'source_path = "scene"\nmodel_path = "new"\niterations = 2\nresolution = 1.0\n'
     (root / "settings.toml").write_text(f"{settings}save_iterations = [1, 2]\n", encoding="utf-8")
-    _write_masks(root)
-    _write_text_model(root)
-    _write_transforms(tiny, root)
+    write_masks(root)
+    write_text_model(root)
+    write_transforms(tiny, root)
 
     run(COMMANDS["pipeline"], root)
     for folder, name in RUNS.items():
@@ -355,7 +355,7 @@ def _kill_half_way(folder: Path) -> None:
     path.write_text(json.dumps(record, indent=2), encoding="utf-8")
 
 
-def _write_masks(root: Path) -> None:
+def write_masks(root: Path) -> None:
     """An object in the middle of every image."""
     (root / "masks").mkdir()
     for path in sorted((root / "scene" / "images").iterdir()):
@@ -366,7 +366,7 @@ def _write_masks(root: Path) -> None:
         mask.save(root / "masks" / f"{path.name}.png")
 
 
-def _write_text_model(root: Path) -> None:
+def write_text_model(root: Path) -> None:
     shutil.copytree(root / "scene" / "images", root / "text" / "images")
     (root / "text" / "sparse" / "0").mkdir(parents=True)
     model = pycolmap.Reconstruction()
@@ -376,7 +376,7 @@ def _write_text_model(root: Path) -> None:
     write_as_text(str(root / "text" / "sparse" / "0"))
 
 
-def _write_transforms(scene: TinyScene, root: Path) -> None:
+def write_transforms(scene: TinyScene, root: Path) -> None:
     """The views as NeRF-synthetic and instant-ngp write them."""
     frames = []
     for camera in scene.cameras:

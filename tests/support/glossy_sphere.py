@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 WIDTH, HEIGHT, FOCAL = 400, 300, 417.0
 
 
+@cache
 def pattern(seed: int, size: int, cells: tuple[int, ...]) -> np.ndarray:
     """Blotches of several sizes. (size, size, 3) float in [0, 255]"""
     rng = np.random.default_rng(seed)
@@ -22,7 +24,7 @@ def pattern(seed: int, size: int, cells: tuple[int, ...]) -> np.ndarray:
     return 255 * total / total.max()
 
 
-def write_photographs(folder: Path, gloss: float, n: int = 28) -> None:
+def write_photographs(folder: Path, gloss: float, n: int = 24) -> None:
     """Two rounds of photographs, the second higher; gloss: weight of what the sphere mirrors."""
     folder.mkdir(parents=True)
     coat, ground = pattern(1, 512, (16, 60, 150)), pattern(2, 1024, (30, 120, 300))

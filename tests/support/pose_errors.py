@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pycolmap
 
 from gaussian_splatting.data.cameras import Camera, camera_extent
 
@@ -44,3 +46,24 @@ def pose_errors(found: dict[str, Camera], known: dict[str, Camera]) -> Errors:
         turned = found[name].rotation @ rotation.T @ known[name].rotation.T
         angles.append(np.degrees(np.arccos(np.clip((np.trace(turned) - 1) / 2, -1, 1))))
     return Errors(np.array(angles), 100 * np.linalg.norm(moved - b, axis=1) / extent)
+
+
+def pose_of(rotation: np.ndarray, center: np.ndarray) -> Camera:
+    """A camera of which only the pose counts.
+
+    Args:
+        rotation: From world to camera. (3, 3)
+        center: World units. (3,)
+    """
+    return Camera("", 2, 2, 1.0, 1.0, 1.0, 1.0, rotation, -rotation @ center)
+
+
+def registered_poses(folder: Path) -> dict[str, Camera]:
+    """Poses of the registered images of a COLMAP model, by name."""
+    model = pycolmap.Reconstruction(folder)
+    found = {}
+    for number in model.reg_image_ids():
+        image = model.images[number]
+        rotation = image.cam_from_world().rotation.matrix()
+        found[image.name] = pose_of(rotation, image.projection_center())
+    return found

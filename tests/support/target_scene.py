@@ -114,30 +114,36 @@ def boards(numbers: Sequence[int] = range(8)) -> tuple[list[Board], dict[int, np
 
 def photograph(camera: Camera, planes: Sequence[Board]) -> np.ndarray:
     """The picture that a camera takes of boards; nearer ones hide others. (H, W) uint8"""
-    steps = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
-    u = (np.arange(camera.width)[:, None] + steps).reshape(-1)
-    v = (np.arange(camera.height)[:, None] + steps).reshape(-1)
-    directions = np.stack(
-        np.broadcast_arrays((u - camera.cx) / camera.fx, ((v - camera.cy) / camera.fy)[:, None], 1),
-        axis=-1,
-    )
-    directions = directions @ camera.rotation
-    depth = np.full(directions.shape[:2], np.inf)
-    gray = np.full(directions.shape[:2], 0.4)
+    height, width = camera.height, camera.width
+    columns = (np.arange(width * _SAMPLES, dtype=np.float32) + 0.5) / _SAMPLES
+    rows = (np.arange(height * _SAMPLES, dtype=np.float32)[:, None] + 0.5) / _SAMPLES
+    x = (columns - camera.cx) / camera.fx
+    y = (rows - camera.cy) / camera.fy
+
+    def rays_along(axis: np.ndarray) -> np.ndarray:
+        """Dot products of the rays through all samples with a direction of the world."""
+        in_view = (camera.rotation @ axis).astype(np.float32)
+        return in_view[0] * x + in_view[1] * y + in_view[2]
+
+    depth = np.full((len(rows), len(columns)), np.inf, np.float32)
+    gray = np.full(depth.shape, 0.4, np.float32)
     for board in planes:
         normal = np.cross(board.across, board.down)
+        corner = board.corner - camera.center
         with np.errstate(divide="ignore", invalid="ignore"):
-            distance = (board.corner - camera.center) @ normal / (directions @ normal)
-        points = camera.center + distance[..., None] * directions - board.corner
-        size = np.array(board.texture.shape[::-1]) / _TEXELS
-        place = np.stack([points @ board.across, points @ board.down], axis=-1) / size * 2 - 1
-        is_hit = (distance > 0) & (distance < depth) & (np.abs(place) < 1).all(axis=-1)
+            distance = np.float32(corner @ normal) / rays_along(normal)
+            is_hit = (distance > 0) & (distance < depth)
+            place = []
+            sides = zip((board.across, board.down), board.texture.shape[::-1], strict=True)
+            for axis, n_texels in sides:
+                along = distance * rays_along(axis) - np.float32(corner @ axis)
+                place.append(along * np.float32(2 * _TEXELS / n_texels) - 1)
+                is_hit &= np.abs(place[-1]) < 1
+        grid = torch.from_numpy(np.stack([each[is_hit] for each in place], axis=-1))
         texture = torch.from_numpy(board.texture)[None, None].float()
-        grid = torch.from_numpy(np.nan_to_num(place)).float()[None]
-        colors = grid_sample(texture, grid, align_corners=False)[0, 0].numpy()
-        gray = np.where(is_hit, colors, gray)
-        depth = np.where(is_hit, distance, depth)
-    height, width = camera.height, camera.width
+        colors = grid_sample(texture, grid[None, None], align_corners=False)
+        gray[is_hit] = colors[0, 0, 0].numpy()
+        depth[is_hit] = distance[is_hit]
     means = gray.reshape(height, _SAMPLES, width, _SAMPLES).mean(axis=(1, 3))
     return np.rint(means * 255).astype(np.uint8)
 

@@ -35,6 +35,7 @@ from gaussian_splatting.scenes.reference_layout import (
 from sugar_utils.entrypoint import run_main
 from tests.support.command_line import as_flags
 from tests.support.random_scenes import look_at
+from tests.support.warm_processes import WarmProcess
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WIDTH, HEIGHT = 64, 48
@@ -246,28 +247,19 @@ def events(run: Path):
     return accumulator
 
 
-def start(script: str, *flags: object, cwd: Path | None = None) -> subprocess.Popen:
+def start(script: str, *flags: object, cwd: Path = REPOSITORY) -> WarmProcess:
     """Start an entry point as a process of its own."""
-    command = [sys.executable, str(REPOSITORY / script), *map(str, flags)]
-    return subprocess.Popen(
-        command,
-        cwd=cwd or REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    )
+    return WarmProcess(script, [str(flag) for flag in flags], cwd=cwd, env={"OMP_NUM_THREADS": "1"})
 
 
-def finish(process: subprocess.Popen, timeout: float = 120) -> tuple[int, str, str]:
+def finish(process: WarmProcess | subprocess.Popen, timeout: float = 120) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a process."""
     out, err = process.communicate(timeout=timeout)
     return process.returncode, out, err
 
 
 def wait_for_checkpoint(
-    process: subprocess.Popen, folder: Path, n_before: int, *, limit: float, linger: float
+    process: WarmProcess, folder: Path, n_before: int, *, limit: float, linger: float
 ) -> None:
     """Wait for a checkpoint beyond iteration ``n_before`` or ``limit`` s, then for ``linger`` s."""
     end = time.monotonic() + limit
@@ -282,7 +274,7 @@ def newest(folder: Path) -> int:
     return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
 
 
-def kill(process: subprocess.Popen) -> None:
+def kill(process: WarmProcess) -> None:
     """End a process the way a power cut does."""
     process.kill() if os.name == "nt" else process.send_signal(signal.SIGKILL)
     process.communicate()
