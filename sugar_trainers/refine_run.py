@@ -32,7 +32,7 @@ from sugar_scene import mesh_bound
 from sugar_scene.bound_model import check_bound_payload, state_with_background
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.triangle_mesh import read_mesh_ply
-from sugar_trainers.initial_colors import background_rows
+from sugar_trainers.initial_colors import background_rows, with_shapes_of_triangles
 from sugar_trainers.naming import (
     REFINED_FOLDER,
     REFINED_PLY_FOLDER,
@@ -196,6 +196,8 @@ class RefineOptions(TrainingOptions[BoundCloud]):
             scene.extent,
             opacity,
         )
+        if config.initial_shapes == "triangles":
+            cloud = with_shapes_of_triangles(cloud)
         return replace(cloud, antialiased=config.antialiased)
 
     def _background(self, cloud: BoundCloud, free: GaussianCloud, scene: Scene) -> GaussianCloud:

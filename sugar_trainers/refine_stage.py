@@ -11,13 +11,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gaussian_splatting.components.depth_supervision import depth_errors, inverse_depths
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, ViewResult
 from gaussian_splatting.engine.loss_terms import COLOR, LossTerm, acting, backpropagate, report
 from gaussian_splatting.engine.memory_plan import MemoryPlan
 from gaussian_splatting.engine.stage import Stage, StepResources
-from gaussian_splatting.engine.training_views import TrainingView, without_uncovered
+from gaussian_splatting.engine.training_views import (
+    AddedLoss,
+    ImageStrip,
+    TrainingView,
+    without_uncovered,
+)
 from gaussian_splatting.rasterization import WARP, Rasterizer, project
 from sugar_scene import mesh_bound
 from sugar_scene.bound_model import TrainableBoundCloud
@@ -39,6 +45,8 @@ from sugar_trainers.view_comparison import (
 # Factors of initial sizes: of Gaussians at open edges of the mesh, and of those beside it.
 LARGEST_AT_BORDERS = 2.0
 LARGEST_BESIDE = 1.5
+DEPTH = "mesh_depth"
+DEPTH_WEIGHT = 0.02  # more lies closer to the mesh, and costs detail
 
 
 class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
@@ -154,13 +162,19 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
     def _compared(self, view: TrainingView, comparer: ViewComparer) -> TrainingView:
         """Choose pixels of the mesh to compare with a neighbouring view."""
         mesh = MeshView(self.model.trained_cloud, view.camera)
-        faces = mesh.hits(view.camera).face
+        hits = mesh.hits(view.camera)
+        faces = hits.face
         covered = replace(view, photograph=without_uncovered(view.target, faces >= 0))
         comparison = comparer.comparison(covered, mesh.depth)
         if self.model.trained_cloud.background is None and not view.camera.shows_object:
             # Outside of an object there is nothing, and that is known everywhere.
             view = covered
-        return replace(view, surface=ComparedMesh(faces, comparison))
+        depth = torch.where(hits.covered, hits.depth, 0.0)
+        counted = view.counted_pixels
+        if counted is not None:
+            depth = depth * counted
+        view = view.with_loss(AddedLoss(DEPTH, (), unmoved_depths))
+        return replace(view, surface=ComparedMesh(faces, depth, comparison))
 
 
 def largest_at_borders(cloud: BoundCloud) -> Tensor:
@@ -178,6 +192,7 @@ class ComparedMesh:
     """The faces of the mesh in a view, and the neighbour that the view is compared with."""
 
     faces: Tensor  # first face that each pixel meets, -1 for none. (H, W) int32
+    depth: Tensor  # of that face, 0 where it does not count. (H, W) world units
     comparison: Comparison | None  # None where the view has no neighbour
 
 
@@ -220,9 +235,26 @@ def refine_terms(config: RefineConfig, pairs: PairsOfTriangles) -> tuple[LossTer
     if config.refine_surface_terms:
         views = partial(MeshView.view_errors, factors=MultiviewConfig().view_factors)
         terms.append(LossTerm("views", 1.0, "model", views))
+        terms.append(LossTerm(DEPTH, DEPTH_WEIGHT, "image", mesh_depth_errors))
     if weight > 0:
         terms.append(LossTerm("normal_consistency", weight, "model", normal_consistency))
     return tuple(terms)
+
+
+def unmoved_depths(gaussians: Gaussians, camera: Camera) -> Tensor:
+    """Return what the depth term blends; vertices follow photographs alone. (N, 2)"""
+    return inverse_depths(gaussians, camera).detach()
+
+
+def mesh_depth_errors(strip: ImageStrip) -> Tensor:
+    """Return the mean error of blended depth where the mesh is; see :func:`depth_errors`.
+
+    It closes gaps between the Gaussians, through which what lies behind the mesh is seen.
+    """
+    depth = strip.view.surface.depth
+    of_strip = strip.rows_of(depth)[strip.counted_rows]
+    errors = (of_strip > 0) * depth_errors(strip.feature(DEPTH), of_strip)
+    return errors.sum() / (depth > 0).sum().clamp_min(1)
 
 
 def build_refine_stage(

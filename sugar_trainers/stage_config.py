@@ -395,6 +395,14 @@ class RefineConfig(SugarConfig):
         choices=("mesh", "photographs"),
         modes={"fast": "photographs"},
     )
+    initial_shapes: str = _refine(
+        "circles",
+        "shapes that the Gaussians on the mesh start with: circles, as large as the shortest edge "
+        "of their triangle allows; triangles, ellipses that cover their triangle; unset: circles, "
+        "triangles with --preset fast",
+        choices=("circles", "triangles"),
+        modes={"fast": "triangles"},
+    )
     sh_interval: int = 1_000  # iterations until the degree grows by one
     log_interval: int = 200
     schedule_scale: float = schedule_scale()  # of lengths; rates follow the paper's clock

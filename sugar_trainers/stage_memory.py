@@ -99,6 +99,7 @@ def _refinement_load(step: StepLoad, cloud: BoundCloud, config: RefineConfig) ->
         geometry="planes" if config.refine_surface_terms else "none",
         activation=_TRIANGLE_BYTES * n_faces + (_BOUND_BYTES + joined) * n,
         fixed=cloud.faces.nbytes + _TOPOLOGY_BYTES * n_faces,
+        features=step.features + config.refine_surface_terms * depth_supervision.N_COLUMNS,
     )
 
 

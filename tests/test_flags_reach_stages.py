@@ -41,7 +41,8 @@ STAGES_OF_FLAGS = {
     "triangle_pixels",
     "mr": "bboxmin bboxmax",
     "rt": "refinement_time gaussians_per_triangle refinement_iterations",
-    "r": "export_ply refine_surface_terms keep_background initial_colors antialiased",
+    "r": "export_ply refine_surface_terms keep_background initial_colors initial_shapes "
+    "antialiased",
     "t": "square_size texture_size texture_atlas texture_source postprocess_mesh "
     "postprocess_density_threshold postprocess_iterations export_glb lit orient scale_factor "
     "known_distance",
@@ -81,6 +82,7 @@ VALUES = {
     "remove_unseen": "False",
     "keep_background": "False",
     "initial_colors": "mesh",
+    "initial_shapes": "circles",
     "antialiased": "False",
     "short_multiview": "True",
     "square_size": "9",

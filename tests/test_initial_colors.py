@@ -3,13 +3,19 @@
 
 import math
 
+import pytest
 import torch
 from torch.nn.functional import normalize
 
 from gaussian_splatting.core.spherical_harmonics import SH_C0, sh_basis_of
 from sugar_scene.mesh_bound import BoundCloud, bind_to_mesh
 from sugar_scene.triangle_rasterizer import to_camera
-from sugar_trainers.initial_colors import with_photograph_colors
+from sugar_trainers.initial_colors import (
+    MIN_SHAPE,
+    SHAPE_SIZE,
+    with_photograph_colors,
+    with_shapes_of_triangles,
+)
 from tests.support.random_scenes import look_at
 
 # A square in the plane z = 0, and a small one behind it.
@@ -90,3 +96,39 @@ def test_masked_pixels_and_exposures_are_taken_out():
     expected = min(1.0, (0.8 - 0.1) / torch.tensor(-0.5).exp())
     torch.testing.assert_close(found[front & (column > 0.1)].amin(), torch.as_tensor(expected))
     assert float(found[front & (column < -0.1)].amax()) == 0.25
+
+
+def triangle(corners, per_triangle: int = 1) -> BoundCloud:
+    vertices = torch.tensor(corners)
+    return bind_to_mesh(vertices, torch.tensor([[0, 1, 2]]), torch.ones(3, 3), per_triangle, 1.0)
+
+
+@pytest.mark.parametrize("per_triangle", [1, 3, 4, 6])
+def test_on_an_equilateral_triangle_shapes_are_circles(per_triangle):
+    cloud = triangle([[0.0, 0, 1], [2, 0, 1], [1, math.sqrt(3), 1]], per_triangle)
+    found = with_shapes_of_triangles(cloud)
+    torch.testing.assert_close(found.log_scales, cloud.log_scales + math.log(SHAPE_SIZE))
+
+
+def test_on_a_long_triangle_they_are_ellipses_along_it():
+    """A right triangle of 8 by 1: moments of the uniform distribution, in closed form."""
+    corners = torch.tensor([[0.0, 0, 0], [8, 0, 0], [0, 1, 0]])
+    cloud = with_shapes_of_triangles(triangle(corners.tolist()))
+    about = (corners - corners.mean(dim=0))[:, :2].double()
+    # The ellipse that touches the sides in their middle has a sixth of the sum of squares.
+    values, vectors = torch.linalg.eigh(about.T @ about / 6)
+    expected = SHAPE_SIZE * values.flip(0).sqrt()
+    torch.testing.assert_close(cloud.log_scales.exp()[0].double(), expected, rtol=1e-4, atol=0)
+    w, x, y, z = cloud.activate().quats[0].tolist()
+    # The second axis of a Gaussian on a mesh; the first one is its normal.
+    along = torch.tensor([2 * (x * y - w * z), 1 - 2 * (x * x + z * z)], dtype=torch.float64)
+    assert abs(float(along @ vectors[:, 1])) == pytest.approx(1, abs=1e-5)
+
+
+def test_slivers_and_points_have_finite_shapes():
+    for corners in ([[0.0, 0, 0], [1, 0, 0], [2, 0, 0]], [[1.0, 1, 1]] * 3):
+        found = with_shapes_of_triangles(triangle(corners))
+        assert found.log_scales.isfinite().all()
+        assert found.rotations.isfinite().all()
+        ratio = (found.log_scales[:, 1] - found.log_scales[:, 0]).exp()
+        assert (ratio >= MIN_SHAPE * (1 - 1e-5)).all()

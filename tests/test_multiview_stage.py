@@ -30,7 +30,7 @@ from sugar_scene.plane_kernels import LARGE_MISMATCH, UNCOUNTED
 from sugar_scene.reprojection import NeighborViews
 from sugar_scene.triangle_mesh import read_mesh_ply
 from sugar_trainers.multiview_stage import MultiviewStage, comparison_rule, views_that_see
-from sugar_trainers.refine_stage import MeshView, RefineStage
+from sugar_trainers.refine_stage import DEPTH, MeshView, RefineStage
 from sugar_trainers.stage_config import (
     LEAST_INTERVALS,
     MultiviewConfig,
@@ -407,6 +407,16 @@ def test_comparing_views_moves_the_mesh_and_nothing_else(scene):
     assert not torch.equal(with_terms.pop("vertices"), without.pop("vertices"))
     for name, gradient in without.items():
         assert torch.equal(with_terms[name], gradient), name
+
+
+def test_gaussians_are_drawn_to_cover_the_mesh(scene):
+    """What is seen through it is at another depth."""
+    with_term = see(bound_stage(scene, refine_surface_terms=True), scene, iteration=1)[1]
+    stage = bound_stage(scene, refine_surface_terms=True)
+    stage.terms = tuple(term for term in stage.terms if term.name != DEPTH)
+    without = see(stage, scene, iteration=1)[1]
+    for name in ("opacity_logits", "log_scales"):
+        assert float((with_term[name] - without[name]).sum()) < 0, name
 
 
 def test_pixels_that_the_mesh_does_not_cover_pull_at_nothing(scene):
