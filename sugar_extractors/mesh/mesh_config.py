@@ -165,7 +165,7 @@ class MeshOptions(CaptureOptions):
     tsdf: TsdfConfig = field(default_factory=TsdfConfig)
     meshing_backend: str = _flag(
         "auto",
-        "library for Poisson and decimation; auto: Open3D where it can be imported",
+        "library for Poisson; auto: Open3D where it can be imported",
         choices=BACKENDS,
     )
     preset: Preset = preset("only extract_mesh.py")

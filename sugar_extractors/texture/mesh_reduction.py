@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from sugar_extractors.mesh.meshing_backends import choose_backend
+from sugar_extractors.mesh.decimation import decimated
 from sugar_extractors.texture import texture_atlas
 from sugar_extractors.texture.texture_atlas import Atlas
 from sugar_extractors.texture.texture_baking import with_filled_gaps
@@ -39,8 +39,7 @@ def simplified(
     """
     reduced = shape_of(mesh)
     if n_faces is not None and n_faces < mesh.n_faces:
-        decimated = choose_backend().decimate(reduced, n_faces)
-        reduced = triangle_mesh.clean_mesh(decimated)
+        reduced = triangle_mesh.clean_mesh(decimated(reduced, n_faces))
     if reduced.n_faces == 0:
         raise UserError(f"no triangles are left at --max_triangles {n_faces}; raise it")
     side = mesh.texture.shape[1]
