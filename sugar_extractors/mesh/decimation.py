@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import warp as wp
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.warp_arrays import Longs2d, Mat44ds, Vec3ds
@@ -132,32 +133,33 @@ def decimated(
 
 def _begin(mesh: TriangleMesh, weights: np.ndarray | None, fixed: np.ndarray | None) -> _Collapsing:
     """Return the quadrics and edges of a mesh."""
-    points = torch.from_numpy(mesh.vertices)
-    faces = torch.from_numpy(mesh.faces)
+    points = torch.from_numpy(mesh.vertices.copy())
+    faces = torch.from_numpy(mesh.faces.copy())
     n_vertices = len(points)
     corners = points[faces]
     crosses = torch.linalg.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    doubled = crosses.norm(dim=1)
-    normals = crosses / doubled.clamp_min(1e-300)[:, None]
+    normals = normalize(crosses, dim=1, eps=1e-300)
     face_weights = torch.ones(len(faces), dtype=torch.float64)
     if weights is not None:
-        face_weights = torch.from_numpy(weights).double()[faces].mean(dim=1)
+        face_weights = torch.from_numpy(weights)[faces].mean(dim=1)
     quadrics = torch.zeros(n_vertices, 16, dtype=torch.float64)
-    of_faces = _plane_quadrics(normals, corners[:, 0], face_weights * doubled / 2)
+    areas = crosses.norm(dim=1) / 2
+    of_faces = _plane_quadrics(normals, corners[:, 0], face_weights * areas)
     for corner in range(3):
         quadrics.index_add_(0, faces[:, corner], of_faces)
-    a, b = faces.flatten(), faces.roll(-1, dims=1).flatten()
-    keys = torch.minimum(a, b) * n_vertices + torch.maximum(a, b)
+    starts, stops = faces.flatten(), faces.roll(-1, dims=1).flatten()
+    keys = torch.minimum(starts, stops) * n_vertices + torch.maximum(starts, stops)
     edge_keys, edge, counts = keys.unique(return_inverse=True, return_counts=True)
     ends = torch.stack([edge_keys // n_vertices, edge_keys % n_vertices], dim=1)
     at_border = (counts[edge] == 1).nonzero()[:, 0]
     face = at_border // 3
-    along = points[b[at_border]] - points[a[at_border]]
-    across = torch.nn.functional.normalize(torch.linalg.cross(along, normals[face]), dim=1)
+    starts, stops = starts[at_border], stops[at_border]
+    along = points[stops] - points[starts]
+    across = normalize(torch.linalg.cross(along, normals[face]), dim=1, eps=1e-300)
     strength = _BORDER_WEIGHT * along.square().sum(dim=1) * face_weights[face]
-    of_borders = _plane_quadrics(across, points[a[at_border]], strength)
-    quadrics.index_add_(0, a[at_border], of_borders)
-    quadrics.index_add_(0, b[at_border], of_borders)
+    of_borders = _plane_quadrics(across, points[starts], strength)
+    quadrics.index_add_(0, starts, of_borders)
+    quadrics.index_add_(0, stops, of_borders)
     is_border = torch.zeros(n_vertices, dtype=torch.bool)
     is_border[ends[counts != 2]] = True
     collapsing = _Collapsing(
@@ -311,8 +313,7 @@ def _joined(mesh: _Collapsing, ends: Tensor, best: Tensor) -> _Collapsing:
     stays = ~is_gone
     row = (stays.cumsum(0) - 1)[target]
     faces = row[mesh.faces]
-    a, b, c = faces.T
-    faces = faces[(a != b) & (b != c) & (c != a)]
+    faces = faces[(faces != faces.roll(1, dims=1)).all(dim=1)]
     is_moved = is_moved[stays]
     edges = _merged_edges(mesh.edges, row, is_moved)
     mesh = _Collapsing(
