@@ -129,6 +129,8 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         """Backpropagate terms of the image, then those of the mesh."""
         activated = self.model.trained_cloud.activate_all(self._placement)
         gaussians = self.collecting(activated, view, resources)
+        if view.surface is not None:
+            view = view.with_loss(AddedLoss(DEPTH, (), unmoved_depths))
         view, features = self.with_features(view, gaussians)
         degree = self.sh_degree(view.iteration)
         # Without a name of its own: it is freed before the gradients of the model are made.
@@ -173,7 +175,6 @@ class RefineStage(Stage[TrainableBoundCloud, RefineConfig]):
         counted = view.counted_pixels
         if counted is not None:
             depth = depth * counted
-        view = view.with_loss(AddedLoss(DEPTH, (), unmoved_depths))
         return replace(view, surface=ComparedMesh(faces, depth, comparison))
 
 

@@ -139,10 +139,10 @@ def _begin(mesh: TriangleMesh, weights: np.ndarray | None, fixed: np.ndarray | N
     corners = points[faces]
     crosses = torch.linalg.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     normals = normalize(crosses, dim=1, eps=1e-300)
-    face_weights = torch.ones(len(faces), dtype=torch.float64)
+    face_weights = points.new_ones(len(faces))
     if weights is not None:
         face_weights = torch.from_numpy(weights)[faces].mean(dim=1)
-    quadrics = torch.zeros(n_vertices, 16, dtype=torch.float64)
+    quadrics = points.new_zeros(n_vertices, 16)
     areas = crosses.norm(dim=1) / 2
     of_faces = _plane_quadrics(normals, corners[:, 0], face_weights * areas)
     for corner in range(3):
@@ -160,7 +160,7 @@ def _begin(mesh: TriangleMesh, weights: np.ndarray | None, fixed: np.ndarray | N
     of_borders = _plane_quadrics(across, points[starts], strength)
     quadrics.index_add_(0, starts, of_borders)
     quadrics.index_add_(0, stops, of_borders)
-    is_border = torch.zeros(n_vertices, dtype=torch.bool)
+    is_border = points.new_zeros(n_vertices, dtype=torch.bool)
     is_border[ends[counts != 2]] = True
     collapsing = _Collapsing(
         points,
@@ -169,9 +169,9 @@ def _begin(mesh: TriangleMesh, weights: np.ndarray | None, fixed: np.ndarray | N
         is_border,
         torch.zeros_like(is_border) if fixed is None else torch.from_numpy(fixed),
         faces,
-        _Edges(ends, counts, torch.empty(len(ends))),
+        _Edges(ends, counts, points.new_empty(len(ends), dtype=torch.float32)),
     )
-    return _with_costs(collapsing, torch.ones(len(ends), dtype=torch.bool))
+    return _with_costs(collapsing, torch.ones_like(counts, dtype=torch.bool))
 
 
 def _plane_quadrics(normals: Tensor, points: Tensor, weights: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ def _plane_quadrics(normals: Tensor, points: Tensor, weights: Tensor) -> Tensor:
 def _collapsed(mesh: _Collapsing, ends: Tensor) -> tuple[Tensor, Tensor]:
     """Points that edges would collapse to, and their errors. (E, 2) -> (E, 3), (E,)"""
     best = mesh.points.new_empty(len(ends), 3)
-    costs = torch.empty(len(ends))
+    costs = best.new_empty(len(ends), dtype=torch.float32)
     arguments = [
         ends,
         as_array(mesh.points, wp.vec3d),
@@ -218,8 +218,8 @@ def _round(mesh: _Collapsing, n_faces: int) -> _Collapsing | None:
         return None
     ends = edges.ends[chosen]
     best, _ = _collapsed(mesh, ends)
-    owner = torch.full((len(mesh.points),), -1)
-    owner[ends] = torch.arange(len(chosen))[:, None].expand(-1, 2)
+    owner = ends.new_full((len(mesh.points),), -1)
+    owner[ends] = torch.arange(len(chosen), device=ends.device)[:, None].expand(-1, 2)
     is_good = _keeps_topology(edges, chosen, owner) & _keeps_shape(mesh, ends, best, owner)
     costs = edges.costs.clone()
     costs[chosen[~is_good]] = torch.inf
@@ -237,7 +237,8 @@ def _independent(mesh: _Collapsing, n_faces: int) -> Tensor:
     limit = costs.kthvalue(max(1, int(share * len(costs)))).values
     # Costs are not negative, so their bits have their order; rows of edges tell equal ones apart.
     bits = costs.view(torch.int32).long() << _HALF_WORD
-    keys = torch.where((costs <= limit) & costs.isfinite(), bits + torch.arange(len(costs)), _NEVER)
+    rows = torch.arange(len(costs), device=costs.device)
+    keys = torch.where((costs <= limit) & costs.isfinite(), bits + rows, _NEVER)
     nearest = _least_at_ends(keys[:, None].expand(-1, 2), ends, len(mesh.points))
     # Over the neighbours of each vertex as well.
     both = nearest[ends].amin(dim=1, keepdim=True).expand(-1, 2)
@@ -249,7 +250,7 @@ def _independent(mesh: _Collapsing, n_faces: int) -> Tensor:
 
 def _least_at_ends(values: Tensor, ends: Tensor, n_vertices: int) -> Tensor:
     """Least value of the edges of each vertex. (E, 2), (E, 2) -> (V,)"""
-    least = torch.full((n_vertices,), _NEVER)
+    least = ends.new_full((n_vertices,), _NEVER)
     return least.scatter_reduce_(0, ends.flatten(), values.flatten(), "amin")
 
 
@@ -282,7 +283,7 @@ def _keeps_shape(mesh: _Collapsing, ends: Tensor, best: Tensor, owner: Tensor) -
     crosses, shapes = zip(_cross_and_shape(before), _cross_and_shape(after), strict=True)
     cosines = torch.cosine_similarity(crosses[0], crosses[1], dim=1, eps=1e-300)
     is_sliver = (shapes[1] < _LEAST_SHAPE) & (shapes[1] < shapes[0])
-    is_good = torch.ones(len(ends), dtype=torch.bool)
+    is_good = ends.new_ones(len(ends), dtype=torch.bool)
     is_good[edge[(cosines < _LEAST_COSINE) | is_sliver]] = False
     return is_good
 
@@ -304,11 +305,11 @@ def _joined(mesh: _Collapsing, ends: Tensor, best: Tensor) -> _Collapsing:
     quadrics[kept] += quadrics[gone]
     colors[kept] = (colors[kept] + colors[gone]) / 2
     is_border[kept] |= is_border[gone]
-    is_gone = torch.zeros(len(points), dtype=torch.bool)
+    is_gone = torch.zeros_like(is_border)
     is_gone[gone] = True
-    is_moved = torch.zeros(len(points), dtype=torch.bool)
+    is_moved = torch.zeros_like(is_border)
     is_moved[kept] = True
-    target = torch.arange(len(points))
+    target = torch.arange(len(points), device=points.device)
     target[gone] = kept
     stays = ~is_gone
     row = (stays.cumsum(0) - 1)[target]
