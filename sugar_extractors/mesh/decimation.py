@@ -37,6 +37,9 @@ _LEAST_COSINE = 0.2  # by which a collapse may turn a triangle
 _LEAST_SHAPE = 0.02  # twice the area of a triangle in its squared longest edge
 _NEVER = torch.iinfo(torch.int64).max
 _HALF_WORD = 32  # bits
+_LOWER_HALF = (1 << _HALF_WORD) - 1
+_SCATTER = 0x9E3779B1  # odd, so that no two rows get the same number
+_DROPPED_BITS = 20  # of costs: those within an eighth are equal
 
 
 @dataclass(frozen=True)
@@ -235,9 +238,10 @@ def _independent(mesh: _Collapsing, n_faces: int) -> Tensor:
     is_far = len(mesh.faces) > _FAR * n_faces
     share = _FAST_CANDIDATES if is_far else _CANDIDATES
     limit = costs.kthvalue(max(1, int(share * len(costs)))).values
-    # Costs are not negative, so their bits have their order; rows of edges tell equal ones apart.
-    bits = costs.view(torch.int32).long() << _HALF_WORD
-    rows = torch.arange(len(costs), device=costs.device)
+    # Costs are not negative, so their bits have their order. About equal ones have the order of
+    # scattered numbers: along a slope of costs there would be one edge after the other.
+    bits = (costs.view(torch.int32) >> _DROPPED_BITS).long() << _HALF_WORD
+    rows = (torch.arange(len(costs), device=costs.device) * _SCATTER) & _LOWER_HALF
     keys = torch.where((costs <= limit) & costs.isfinite(), bits + rows, _NEVER)
     nearest = _least_at_ends(keys[:, None].expand(-1, 2), ends, len(mesh.points))
     # Over the neighbours of each vertex as well.
