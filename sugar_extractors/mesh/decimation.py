@@ -22,7 +22,7 @@ import warp as wp
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_mesh import TriangleMesh, doubled_area_normals
 from sugar_utils.warp_arrays import Longs2d, Mat44ds, Vec3ds
 from sugar_utils.warp_launch import as_array, launch
 
@@ -139,15 +139,14 @@ def _begin(mesh: TriangleMesh, weights: np.ndarray | None, fixed: np.ndarray | N
     points = torch.from_numpy(mesh.vertices.copy())
     faces = torch.from_numpy(mesh.faces.copy())
     n_vertices = len(points)
-    corners = points[faces]
-    crosses = torch.linalg.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    crosses = torch.from_numpy(doubled_area_normals(mesh.vertices, mesh.faces))
     normals = normalize(crosses, dim=1, eps=1e-300)
     face_weights = points.new_ones(len(faces))
     if weights is not None:
         face_weights = torch.from_numpy(weights)[faces].mean(dim=1)
     quadrics = points.new_zeros(n_vertices, 16)
     areas = crosses.norm(dim=1) / 2
-    of_faces = _plane_quadrics(normals, corners[:, 0], face_weights * areas)
+    of_faces = _plane_quadrics(normals, points[faces[:, 0]], face_weights * areas)
     for corner in range(3):
         quadrics.index_add_(0, faces[:, corner], of_faces)
     starts, stops = faces.flatten(), faces.roll(-1, dims=1).flatten()

@@ -109,15 +109,15 @@ class PoissonMesh(NamedTuple):
 
 
 @contextlib.contextmanager
-def _enough_memory(step: str, named: str) -> Iterator[None]:
-    """Turn lack of memory in a step into an error that names the flags which need less."""
+def _enough_memory() -> Iterator[None]:
+    """Turn lack of memory in a reconstruction into an error that names the flags to lower."""
     try:
         yield
     # Native code throws bad_alloc, which arrives as this, too.
     except MemoryError as error:
         raise UserError(
-            f"out of memory in mesh extraction ({step}); lower {named}, close other programs, or "
-            "use a machine with more memory"
+            "out of memory in mesh extraction (reconstruct); lower --poisson_depth or "
+            "--surface_points, close other programs, or use a machine with more memory"
         ) from error
 
 
@@ -146,7 +146,7 @@ class Open3dBackend(MeshingBackend):
         self._o3d = open3d
         open3d.utility.set_verbosity_level(open3d.utility.VerbosityLevel.Error)
 
-    @_enough_memory("reconstruct", "--poisson_depth or --surface_points")
+    @_enough_memory()
     def reconstruct(
         self, samples: SurfaceSamples, config: PoissonConfig, waiting: Waiting
     ) -> PoissonMesh:
@@ -165,7 +165,7 @@ class PycolmapBackend(MeshingBackend):
 
     name = "pycolmap"
 
-    @_enough_memory("reconstruct", "--poisson_depth or --surface_points")
+    @_enough_memory()
     def reconstruct(
         self, samples: SurfaceSamples, config: PoissonConfig, waiting: Waiting
     ) -> PoissonMesh:
