@@ -8,7 +8,7 @@ a camera that looks at its middle: x right, y down, z forward.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,7 @@ from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import decode_mask, open_image
 from sugar_capture.features.feature_database import Rig
 from sugar_capture.features.photographs import Photograph, output_names, read_grey, read_upright
-from sugar_utils.errors import Notify, UserError, shortened
+from sugar_utils.errors import Advance, Notify, UserError, shortened
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap
 
@@ -144,7 +144,7 @@ def write_views(
     masks: Sequence[ViewMask | None],
     folder: Path,
     photographer: float | None,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> tuple[list[Photograph], list[ViewMask | None]]:
     """Write the views of panoramas, six of each in the order of ``FACES``, and their masks.
 

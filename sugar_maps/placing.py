@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gaussian_splatting.data.cameras import view_directions
 from gaussian_splatting.scenes.scene import Scene
 from sugar_maps import map_systems
 from sugar_maps.control_points import (
@@ -89,7 +90,7 @@ def place_on_map(scene: Scene, flags: MapFlags, notify: Notify) -> MapPlacement:
     left_out = [residual.name for residual in placement.residuals if residual.role == LEFT_OUT]
     if left_out:
         notify(f"left out because they do not agree with the others: {shortened(left_out)}")
-    directions = np.stack([camera.rotation[2] for camera in scene.calibrated_cameras])
+    directions = view_directions(scene.calibrated_cameras)
     mean_view = placement.similarity.rotation @ directions.mean(axis=0)
     if mean_view[2] > _LOOKS_UP:
         notify(
@@ -232,7 +233,7 @@ def _located(
             )
             continue
         cameras = [rays.camera_of(observation) for observation in point.observations]
-        longest = max(max(camera.width, camera.height) for camera in cameras)
+        longest = max(camera.longest_side for camera in cameras)
         if place.error > max(_MAX_PIXEL_ERROR * longest, 1.0):
             notify(
                 f"note: {point.name} is left out: its pixels disagree by {place.error:.3g} pixels; "

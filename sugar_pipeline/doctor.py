@@ -344,7 +344,7 @@ def _cameras(scene: Scene) -> Iterator[Finding]:
 
 
 def _photographs(scene: Scene) -> Iterator[Finding]:
-    cameras = [*scene.train_cameras, *scene.test_cameras]
+    cameras = scene.cameras
     sizes = Counter((camera.width, camera.height) for camera in cameras)
     common_sizes = [f"{n} of {w} x {h}" for (w, h), n in sizes.most_common(3)]
     more = f" and {len(sizes) - 3} other sizes" if len(sizes) > 3 else ""

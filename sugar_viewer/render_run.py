@@ -266,7 +266,7 @@ def path_cameras(scene: Scene, options: RenderOptions) -> list[Camera]:
     """
     if options.path.endswith(".json"):
         return [stored.camera for stored in read_cameras_json(Path(options.path))]
-    all_cameras = [*scene.train_cameras, *scene.test_cameras]
+    all_cameras = scene.cameras
     all_cameras.sort(key=lambda camera: camera.name)
     views = {"test": scene.test_cameras, "train": scene.train_cameras, "all": all_cameras}
     if options.path in views:

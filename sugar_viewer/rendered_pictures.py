@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, centers_of, view_directions
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.engine.reporting.view_pictures import DepthRange
 from sugar_viewer.shown_models import SHOWS, ShownModel, depths_of_views, shown
@@ -154,8 +154,8 @@ class RenderedPictures:
 
 def nearest_camera(cameras: Sequence[Camera], view: Camera) -> Camera:
     """Return the camera that is nearest to a view, by distance in extents and by angle."""
-    centers = np.stack([camera.center for camera in cameras])
-    directions = np.stack([camera.rotation[2] for camera in cameras])
+    centers = centers_of(cameras)
+    directions = view_directions(cameras)
     distances = np.linalg.norm(centers - view.center, axis=1)
     extents = np.linalg.norm(centers - centers.mean(axis=0), axis=1)
     extent = max(extents.max(), 1e-9)

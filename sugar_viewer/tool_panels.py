@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, centers_of
 from gaussian_splatting.scenes.reference_layout import write_camera_list
 from sugar_utils.command_text import command_text
 from sugar_utils.errors import UserError
@@ -197,7 +197,7 @@ class PathPanel:
         self._server.scene.remove_by_name("/path")
         if len(self.views) > 1:
             cameras = between(self.views, _LINE_POINTS)
-            places = np.stack([camera.center for camera in cameras])
+            places = centers_of(cameras)
             lines = np.stack([places[:-1], places[1:]], axis=1)
             _add_lines(self._server.scene, "/path", lines, _PATH_COLOR)
 

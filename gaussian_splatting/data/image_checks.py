@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from gaussian_splatting.data.cameras import Camera, camera_extent
+from gaussian_splatting.data.cameras import Camera, camera_extent, centers_of, view_directions
 from gaussian_splatting.data.images import colors_of, has_alpha, image_size, open_image
 from gaussian_splatting.data.observations import Observations, deviation, far_below, median
 from sugar_utils.files import file_digest, in_parallel
@@ -143,8 +143,8 @@ def _exposure_noise(cameras: Sequence[Camera], stops: Mapping[str, float]) -> fl
     measured = [camera for camera in cameras if np.isfinite(stops[camera.name])]
     if len(measured) <= N_EXPOSURE_NEIGHBORS:
         return math.nan
-    centers = np.stack([camera.center for camera in measured])
-    axes = np.stack([camera.rotation[2] for camera in measured])
+    centers = centers_of(measured)
+    axes = view_directions(measured)
     extent = camera_extent(measured) or 1.0
     distances = np.linalg.norm(centers[:, None] - centers, axis=2) / extent
     distances += np.arccos(np.clip(axes @ axes.T, -1.0, 1.0))

@@ -522,7 +522,7 @@ def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> Vi
         mask = torch.from_numpy(overview(camera) > 0)
         views.append(camera.resized(mask.shape[1], mask.shape[0]))
         distances.append(distance_outside(mask).to(device))
-    side = max(max(view.width, view.height) for view in views)
+    side = max(view.longest_side for view in views)
     masks = [camera.image_mask for camera in masked]
     errors = [mask.outline_error for mask in masks if mask.weight > 0]
     error = max(errors, default=0.0)

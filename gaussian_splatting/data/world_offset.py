@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, centers_of
 from sugar_utils.errors import Notify
 from sugar_utils.files import read_json, write_json_atomic
 from sugar_utils.schemas import Coordinate, conform
@@ -54,7 +54,7 @@ def offset_of(cameras: Sequence[Camera]) -> np.ndarray:
     """Return the :func:`world_offset` of cameras; zeros without cameras. (3,)"""
     if not cameras:
         return np.zeros(3)
-    return world_offset(np.stack([camera.center for camera in cameras]))
+    return world_offset(centers_of(cameras))
 
 
 def moved_back(cameras: Sequence[Camera], offset: np.ndarray) -> list[Camera]:

@@ -159,6 +159,11 @@ class Scene:
     model_offset: np.ndarray = field(default_factory=partial(np.zeros, 3))
 
     @property
+    def cameras(self) -> list[Camera]:
+        """Training and held-out cameras at their training size, without dropped ones."""
+        return [*self.train_cameras, *self.test_cameras]
+
+    @property
     def calibrated_cameras(self) -> list[Camera]:
         """Training and held-out cameras at their calibrated size, without dropped ones."""
         cameras = (*self.original_train_cameras, *self.original_test_cameras)

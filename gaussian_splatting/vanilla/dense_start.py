@@ -7,7 +7,7 @@ photograph by itself. Plane sweeps put the surface there from the start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, LoadImage
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
@@ -78,7 +78,7 @@ class _SweptView:
 def with_dense_points(
     cloud: GaussianCloud,
     scene: Scene,
-    load_image: Callable[[Camera], Tensor],
+    load_image: LoadImage,
     hull: VisualHull | None,
     limit: int | None,
     notify: Notify,
@@ -117,7 +117,7 @@ def with_dense_points(
 
 
 def dense_points(
-    scene: Scene, load_image: Callable[[Camera], Tensor], device: torch.device | str = "cpu"
+    scene: Scene, load_image: LoadImage, device: torch.device | str = "cpu"
 ) -> ColoredPoints:
     """Find points that at least two photographs agree on, or that depth maps say.
 

@@ -41,7 +41,7 @@ class _Written(msgspec.Struct):
 
 def all_views(scene: Scene) -> list[Camera]:
     """Return the views of a scene: those to train on, and those held out."""
-    return [*scene.train_cameras, *scene.test_cameras, *scene.dropped_test_cameras]
+    return [*scene.cameras, *scene.dropped_test_cameras]
 
 
 def edited_digest(root: Path) -> str | None:

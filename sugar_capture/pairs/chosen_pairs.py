@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from sugar_capture.features.feature_database import open_database
 from sugar_capture.features.photographs import Photograph
 from sugar_capture.gps.geocentric import geocentric
 from sugar_capture.pairs.similar_images import (
@@ -17,7 +18,6 @@ from sugar_capture.pairs.similar_images import (
     common_features,
     similar_pairs,
 )
-from sugar_utils.libraries import load_pycolmap
 
 Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
 Pair = tuple[int, int]
@@ -66,7 +66,7 @@ def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[Pair]:
 def _largest_descriptors(path: Path, n: int) -> list[np.ndarray]:
     """Read the descriptors of the largest features of each of ``n`` images. (K, 128) uint8 each"""
     descriptors = []
-    with load_pycolmap().Database.open(str(path)) as database:
+    with open_database(path) as database:
         for number in range(1, n + 1):
             scales = database.read_keypoints(number)[:, 2]
             largest = np.argsort(-scales, kind="stable")[:COMPARED_FEATURES]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, centers_of, view_directions
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 
@@ -40,7 +40,7 @@ def shaded_views(
     n = _SAMPLES_PER_SIDE
     views = []
     for camera in cameras:
-        scale = width / max(camera.width, camera.height)
+        scale = width / camera.longest_side
         sides = (n * max(1, round(side * scale)) for side in (camera.width, camera.height))
         views.append(camera.resized(*sides))
     if mesh.n_faces == 0:
@@ -74,10 +74,10 @@ def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
     """Return ``n`` views that differ as much as possible in position and direction."""
     if len(cameras) <= n:
         return list(cameras)
-    centers = np.stack([camera.center for camera in cameras])
+    centers = centers_of(cameras)
     centers -= centers.mean(axis=0)
     spread = np.linalg.norm(centers, axis=1).max()
-    forward = np.stack([camera.rotation[2] for camera in cameras])
+    forward = view_directions(cameras)
     place = np.concatenate([centers / (spread if spread > 0 else 1.0), forward], axis=1)
     distance = np.linalg.norm(place - place.mean(axis=0), axis=1)
     picked: list[int] = []

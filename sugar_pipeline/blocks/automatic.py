@@ -179,7 +179,7 @@ def read_capture(plan: PipelinePlan) -> Scene:
 
 def reason_for_one_block(scene: Scene) -> str | None:
     """Return the reason why a capture cannot be cut into blocks; None if it can."""
-    cameras = [*scene.train_cameras, *scene.test_cameras]
+    cameras = scene.cameras
     if any(camera.shows_object for camera in cameras):
         return OBJECT_MASKS
     maps = {"depth": scene.depths.maps, "normal": scene.normals.maps}

@@ -26,6 +26,7 @@ from sugar_extractors.mesh.observed_region import TEXTURE_PATCH
 from sugar_extractors.results import read_state
 from sugar_pipeline.blocks.block_plan import Block
 from sugar_scene.depth_view import DepthView, Renderer
+from sugar_scene.regions import Corner, corner_of
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
 from sugar_utils.errors import say_nothing
@@ -41,15 +42,14 @@ from sugar_utils.schemas import conform
 INDEX_FILE = "depths.json"
 _STEPS = 65_534  # of the inverse depth of a view, between its nearest and its farthest pixel
 _LEAST_SPAN = 1e-9  # between them
-_Corner = tuple[float, float, float]
 
 
 class ViewRecord(msgspec.Struct):
     """A view in the index: where the pixels with a depth lie, and how large they are there."""
 
     file: str
-    low: _Corner
-    high: _Corner
+    low: Corner
+    high: Corner
     pixel: float  # median side of a pixel on the surface, world units
 
 
@@ -195,8 +195,8 @@ def _write_view(
     known_points = points[is_known]
     return ViewRecord(
         file=name,
-        low=_corner(known_points.min(axis=0)),
-        high=_corner(known_points.max(axis=0)),
+        low=corner_of(known_points.min(axis=0)),
+        high=corner_of(known_points.max(axis=0)),
         pixel=float(np.median(depth[is_known]) / np.sqrt(camera.fx * camera.fy)),
     )
 
@@ -219,8 +219,3 @@ def _widened(is_known: np.ndarray) -> np.ndarray:
 def _read_index(folder: Path) -> _Index:
     path = folder / INDEX_FILE
     return conform(read_json(path), _Index, path, "remove it, and the depths are rendered again")
-
-
-def _corner(values: np.ndarray) -> _Corner:
-    x, y, z = values.tolist()
-    return x, y, z

@@ -83,7 +83,7 @@ def _small_share(longest_side: int) -> float:
 
 def small(camera: Camera) -> Camera:
     """The view at the size of the overview."""
-    return camera.scaled(_small_share(max(camera.width, camera.height)))
+    return camera.scaled(_small_share(camera.longest_side))
 
 
 def train_overview(plan: PipelinePlan, folder: Path, console: Console) -> Overview:

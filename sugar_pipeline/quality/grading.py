@@ -7,7 +7,7 @@ A grade is about the result of one stage; that of a run is the worst of its fina
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera, pixels_of
+from gaussian_splatting.data.cameras import Camera, LoadImage, pixels_of
 from gaussian_splatting.engine.reporting.evaluation import ImageComparison, intersection_over_union
 from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.view_findings import LARGE_GAP
@@ -149,7 +149,7 @@ class _ViewFigures:
 def mesh_health(
     mesh: TriangleMesh | TexturedMesh,
     cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
+    load_image: LoadImage,
 ) -> dict[str, float]:
     """Measure the coverage of some views, and the colour error of a textured mesh.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, LoadImage
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.losses.exposure import fit_gain_and_offset
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, color_terms
@@ -222,7 +222,7 @@ class EvaluationResult:
 def score_views(
     render: Callable[[Camera], Tensor],
     cameras: Iterable[Camera],
-    load_image: Callable[[Camera], Tensor],
+    load_image: LoadImage,
     *,
     quantise: bool = False,
     fitted: bool = False,

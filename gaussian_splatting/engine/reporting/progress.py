@@ -153,7 +153,7 @@ class Reporter(contextlib.AbstractContextManager):
     def _picture_worst(self, findings: view_findings.Findings, images: ImageStore) -> None:
         """Picture the photographs that fit worst, beside their renders."""
         scene = self._scene
-        cameras = {c.name: c for c in (*scene.train_cameras, *scene.test_cameras)}
+        cameras = {c.name: c for c in scene.cameras}
         self._worst.clear()
         for score in findings.worst():
             camera = cameras[score.name]

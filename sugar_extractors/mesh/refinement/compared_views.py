@@ -9,7 +9,7 @@ it; the chain of these derivatives, by the weights of a triangle's corners, reac
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from torch.nn import functional
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.images import dilated, sampled_at
 from sugar_extractors.mesh.refinement.window_correlation import RADIUS, Correlation, correlate
+from sugar_extractors.photographs import Photograph
 from sugar_scene.reprojection import NeighborViews, ViewPair, ordered_sum
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import mesh_tensors, rasterize_triangles
@@ -31,9 +32,6 @@ _BEHIND = 3.0  # pixels behind the first surface at which a place is still seen
 _JUMP = 6.0  # pixels between the depths of neighbouring pixels that lie on two surfaces
 _CACHE_BYTES = 2**29
 _PIXEL_BYTES = 45  # of a view that is kept
-
-Photograph = Callable[[Camera], Tensor]
-"""Returns the colours of a view, and how much each pixel counts. (H, W, 4) in [0, 1]"""
 
 
 @dataclass(frozen=True)
