@@ -209,16 +209,24 @@ def pixels_of_points(
 ) -> VisiblePoints:
     """Find the points of a mesh's surface, (P, 3), that a view shows, to a pixel's precision."""
     first_depth = rasterize_triangles(vertices, faces, camera).depth
-    x, y, z = to_camera(points, camera).unbind(1)
+    view_points = to_camera(points, camera)
+    in_image, row, column = points_in_image(view_points, camera)
+    z = view_points[:, 2]
+    pixel_size = z / camera.fx
+    is_visible = in_image & (z <= first_depth[row, column] + pixel_size)
+    return VisiblePoints(is_visible, row, column)
+
+
+def points_in_image(view_points: Tensor, camera: Camera) -> VisiblePoints:
+    """Find the pixels of points in camera coordinates, (P, 3); those in the image are visible."""
+    x, y, z = view_points.unbind(1)
     column = camera.fx * x / z + camera.cx
     row = camera.fy * y / z + camera.cy
     in_image = (z > 0) & (column >= 0) & (column < camera.width)
     in_image &= (row >= 0) & (row < camera.height)
     column = torch.where(in_image, column, 0.0).long()
     row = torch.where(in_image, row, 0.0).long()
-    pixel_size = z / camera.fx
-    is_visible = in_image & (z <= first_depth[row, column] + pixel_size)
-    return VisiblePoints(is_visible, row, column)
+    return VisiblePoints(in_image, row, column)
 
 
 def to_camera(points: Tensor, camera: Camera) -> Tensor:

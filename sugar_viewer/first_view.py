@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import box_of_most, finite_points
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import (
     Camera,
@@ -91,11 +92,11 @@ def first_view(
 
 def _fitting_distance(points: np.ndarray, rotation: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the middle of points, (P, 3), and the distance from which a camera sees all."""
-    finite = points[np.isfinite(points).all(axis=1)]
+    finite = finite_points(points)
     if not len(finite):
         finite = np.array([-np.ones(3), np.ones(3)])
     turned = finite @ rotation.T
-    low, high = np.quantile(turned, (_STRAYS, 1 - _STRAYS), axis=0)
+    low, high = box_of_most(turned, _STRAYS)
     middle = rotation.T @ ((low + high) / 2)
     half = (high - low) / 2
     width, height = _VIEW_SIDE

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core.subsets import box_of_most
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import Z_UP_AXES
 from gaussian_splatting.data.cameras import Camera, upright_axes
@@ -211,7 +212,7 @@ def _points_of(result: Result, scene: Scene) -> np.ndarray:
 
 def _region_of_many(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the corners of the box that holds most points, (N, 3), with a margin."""
-    low, high = np.quantile(points, (_SPREAD, 1 - _SPREAD), axis=0)
+    low, high = box_of_most(points, _SPREAD)
     margin = _MARGIN * (high - low).max()
     return low - margin, high + margin
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting.view_pictures import DepthRange
 from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
@@ -296,7 +297,7 @@ def _pictures(
     """Yield one picture per camera: for each map, all models side by side."""
     depths = None
     if "depth" in shows:
-        probes = cameras[:: max(1, len(cameras) // _PROBES)]
+        probes = about(cameras, _PROBES)
         ranges = [depths_of_views(model, probes) for model in models]
         depths = DepthRange(min(r.near for r in ranges), max(r.far for r in ranges))
     for done, camera in enumerate(cameras, start=1):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera, centers_of, view_directions
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.engine.reporting.view_pictures import DepthRange
@@ -127,9 +128,7 @@ class RenderedPictures:
     def _depths_of(self, title: str, camera: Camera) -> DepthRange:
         """Return one range of depths for all views, or they would flicker."""
         if title not in self._depths:
-            cameras = list(self._cameras.values())
-            stride = max(1, len(cameras) // _N_PROBES)
-            probes = cameras[::stride] or [camera]
+            probes = about(list(self._cameras.values()), _N_PROBES) or [camera]
             small_probes = [probe.reduced(PROBE_SIDE) for probe in probes]
             self._depths[title] = depths_of_views(self.models[title], small_probes)
         return self._depths[title]

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core.subsets import about, at_most, finite_points
+
 MaskMode = Literal["object", "ignore"]
 
 REFERENCE_NEAR = 0.2
@@ -248,10 +250,8 @@ def near_plane(cameras: Sequence[Camera], points: np.ndarray) -> float:
         cameras: All cameras of the capture.
         points: Points of the reconstruction, (P, 3); where there are none the camera extent counts.
     """
-    if len(points):
-        points = points[:: -(-len(points) // _MAX_NEAR_POINTS)]
-    sampled_cameras = cameras[:: -(-len(cameras) // _MAX_NEAR_CAMERAS)]
-    depths = [_nearest_depth(camera, points) for camera in sampled_cameras]
+    points = at_most(points, _MAX_NEAR_POINTS)
+    depths = [_nearest_depth(camera, points) for camera in at_most(cameras, _MAX_NEAR_CAMERAS)]
     depths = [depth for depth in depths if depth is not None]
     if depths:
         return min(REFERENCE_NEAR, _NEAR_SHARE * min(depths))
@@ -339,8 +339,8 @@ def planes_of_triples(points: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarr
 
 def _ground_normal(points: np.ndarray, up: np.ndarray) -> np.ndarray | None:
     """Return the upward normal of a nearly level plane with many points; None without one."""
-    points = points[np.isfinite(points).all(axis=1)]
-    points = points[:: max(1, len(points) // _MAX_PLANE_POINTS)].astype(np.float64)
+    points = finite_points(points)
+    points = about(points, _MAX_PLANE_POINTS).astype(np.float64)
     if len(points) < _MIN_PLANE_POINTS:
         return None
     low, high = np.percentile(points, (5, 95), axis=0)

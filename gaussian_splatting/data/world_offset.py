@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from gaussian_splatting.core.subsets import finite_points
 from gaussian_splatting.data.cameras import Camera, centers_of
 from sugar_utils.errors import Notify
 from sugar_utils.files import read_json, write_json_atomic
@@ -76,7 +77,7 @@ def offset_for(points: np.ndarray, offset: np.ndarray) -> np.ndarray:
         points: (P, 3), may be none.
         offset: Of the capture. (3,)
     """
-    finite = points[np.isfinite(points).all(axis=1)]
+    finite = finite_points(points)
     if not offset.any() or not len(finite):
         return np.zeros(3)
     middle = np.median(finite, axis=0)
@@ -97,7 +98,7 @@ def near_offset(
             middle is left out then, because float32 has too few digits for it.
     """
     known_offset = np.zeros(3) if offset is None else offset_for(points, offset)
-    finite = points[np.isfinite(points).all(axis=1)] - known_offset
+    finite = finite_points(points) - known_offset
     if not len(finite) or np.linalg.norm(finite.mean(axis=0)) <= FAR_AWAY:
         return known_offset
     rest = world_offset(finite)

@@ -113,7 +113,6 @@ class VanillaSize:
 
     def target(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height in pixels for a file of a size."""
-        ...
         if self.resolution in DIVISORS:
             return whole_pixels(width / self.resolution, height / self.resolution)
         target_width = min(self.resolution, 2 * _MAX_SIDE)

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.subsets import at_most
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, decode_image, decode_view, outlined
 from gaussian_splatting.data.masks import (
@@ -252,10 +253,9 @@ def _write_mask(folder: Path, camera: Camera, values: np.ndarray) -> None:
 def _outlines(cameras: Sequence[Camera]) -> html.Page:
     """A page of photographs with the outlines of their masks."""
     page = html.Page("Masks of the object", "photographs of the training views with outlines")
-    stride = -(-len(cameras) // _SHOWN)
 
     def pictures() -> Iterator[html.Picture]:
-        for camera in cameras[::stride]:
+        for camera in at_most(cameras, _SHOWN):
             view = torch.from_numpy(decode_view(camera.reduced(_SHOWN_SIDE)))
             yield html.Picture(outlined(view).numpy(), camera.name)
 

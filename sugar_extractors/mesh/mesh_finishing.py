@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera, nearest_pixel_sizes
 from sugar_extractors.mesh.decimation import decimated
 from sugar_extractors.mesh.level_sets import SurfaceSamples
@@ -69,8 +70,7 @@ def decimated_to_error(
         pixels: Largest distance, in pixels of the camera nearest to a vertex.
         n_faces: Triangles at most, whatever the error.
     """
-    stride = max(1, mesh.n_vertices // _MOST_VERTICES)
-    points = mesh.vertices[::stride]
+    points = about(mesh.vertices, _MOST_VERTICES)
     limits = pixels * nearest_pixel_sizes(points, cameras)
     # Trees of triangles resolve best what is about as large as 1.
     origin = points.mean(axis=0)

@@ -24,7 +24,7 @@ from sugar_scene.depth_view import DepthView, Renderer
 from sugar_scene.plane_kernels import MIN_VARIANCE
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
-from sugar_scene.triangle_rasterizer import to_camera
+from sugar_scene.triangle_rasterizer import points_in_image, to_camera
 
 MIN_OBSERVING_VIEWS = 3  # images that observe a reliable point: two agree by chance now and then
 MIN_OBSERVED = 50  # fewer points in a box do not show where the scene ends
@@ -148,15 +148,10 @@ def texture_shares(
     textured_weights = torch.zeros_like(weights)
     for camera in cameras:
         view = render(camera)
-        x, y, z = to_camera(places, camera).unbind(1)
-        column = camera.fx * x / z + camera.cx
-        row = camera.fy * y / z + camera.cy
-        is_shown = (z > 0) & (column >= 0) & (column < camera.width)
-        is_shown &= (row >= 0) & (row < camera.height)
-        column = torch.where(is_shown, column, 0.0).long()
-        row = torch.where(is_shown, row, 0.0).long()
+        view_points = to_camera(places, camera)
+        is_shown, row, column = points_in_image(view_points, camera)
         depth = view.depth[row, column]
-        is_shown &= (depth > 0) & ((depth - z).abs() < reach)
+        is_shown &= (depth > 0) & ((depth - view_points[:, 2]).abs() < reach)
         weight = torch.where(is_shown, view.weight[row, column], 0.0)
         weights += weight
         textured_weights += torch.where(_is_textured(view)[row, column], weight, 0.0)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera, nearest_pixel_sizes
 from sugar_utils.neighbors import nearest_neighbors_of
 
@@ -20,8 +21,7 @@ _SAMPLED_POINTS = 10_000
 
 def pixel_size(points: np.ndarray, cameras: Sequence[Camera]) -> float:
     """Return the median size of a pixel at points, (P, 3), in the view nearest to each."""
-    stride = max(1, len(points) // _SAMPLED_POINTS)
-    sizes = nearest_pixel_sizes(points[::stride], cameras)
+    sizes = nearest_pixel_sizes(about(points, _SAMPLED_POINTS), cameras)
     return float(np.median(sizes))
 
 

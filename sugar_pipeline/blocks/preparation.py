@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import box_of_most
 from gaussian_splatting.data.cameras import middle_of
 from gaussian_splatting.engine.run_identity import scene_inputs
 from gaussian_splatting.scenes.scene import Scene
@@ -214,7 +215,7 @@ def meshed_space(points: np.ndarray, scene: Scene) -> BlockBox:
             f"{scene.root}: has no points of a reconstruction, which blocks are cut by; train it "
             "whole with --blocks 1"
         )
-    low, high = np.quantile(points, (_ENDS, 1 - _ENDS), axis=0)
+    low, high = box_of_most(points, _ENDS)
     room = _ROOM * float((high - low).max())
     middle = middle_of(scene.train_cameras)
     reach = FARTHEST * scene.extent

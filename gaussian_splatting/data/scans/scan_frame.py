@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from scipy.spatial import KDTree
 
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera, centers_of
 from gaussian_splatting.data.scans.scan_files import Scan, ToWorld, read_scan
 from gaussian_splatting.data.world_offset import offset_for
@@ -68,8 +69,7 @@ class ScanFrame:
             )
         if not len(self.points):
             return
-        step = max(1, len(self.points) // _SAMPLES)
-        gaps, _ = KDTree(scan.positions).query(self.points[::step])
+        gaps, _ = KDTree(scan.positions).query(about(self.points, _SAMPLES))
         allowed = _MAX_GAP * self.reach
         is_near = gaps <= allowed
         if is_near.mean() < _LEAST_SHARE:
