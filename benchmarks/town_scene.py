@@ -257,7 +257,7 @@ def observed_pixels(
     depth = np.where(view[:, 2] > 0, view[:, 2], 1.0)
     pixels = view[:, :2] / depth[:, None] * [camera.fx, camera.fy] + [camera.cx, camera.cy]
     inside = (view[:, 2] > 0) & (pixels > 1).all(axis=1)
-    inside &= (pixels < np.array([camera.width, camera.height]) - 1).all(axis=1)
+    inside &= (pixels < np.array(camera.size) - 1).all(axis=1)
     to_eye = camera.center - points
     inside &= (to_eye * normals).sum(axis=1) > 0.1 * np.linalg.norm(to_eye, axis=1)
     rows = np.flatnonzero(inside)
@@ -303,7 +303,7 @@ class ObservedSamples:
 def photographed(textured: TexturedMesh, camera: Camera, width: int) -> np.ndarray:
     """Render a photograph at a width, and enlarge it to the size of its camera. (H, W, 3) uint8"""
     rendered = picture(textured, camera.reduced(width))
-    size = (camera.width, camera.height)
+    size = camera.size
     return np.asarray(Image.fromarray(rendered).resize(size, Image.Resampling.BICUBIC))
 
 

@@ -31,7 +31,13 @@ from sugar_capture.features import photographs as pictures
 from sugar_capture.known_cameras import capture_folders, find_cameras
 from sugar_utils.console import Console
 from sugar_utils.errors import Advance, UserError
-from sugar_utils.files import atomic_path, file_digest, replaced_folder, write_json_atomic
+from sugar_utils.files import (
+    atomic_path,
+    file_digest,
+    replaced_folder,
+    without_none,
+    write_json_atomic,
+)
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.recipe import digest_of
@@ -275,8 +281,7 @@ def note(source: Source, **facts: object) -> None:
     if source.video is not None:
         source_name = str(source.video.resolve())
     record = {**read_record(source.root), "source": source_name, **facts}
-    entries = {name: value for name, value in record.items() if value is not None}
-    write_json_atomic(source.work / RECORD, entries)
+    write_json_atomic(source.work / RECORD, without_none(record))
 
 
 def require_free(source: Source, overwrite: bool) -> None:

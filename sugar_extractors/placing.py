@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from gaussian_splatting.core.subsets import box_of_most
 from gaussian_splatting.core.moved import moved_points
+from gaussian_splatting.core.subsets import box_of_most
 from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.world_offset import offset_for

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gaussian_splatting.data.cameras import Camera
-from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, with_corners_in
+from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, sides_of, with_corners_in
 from sugar_scene.triangle_rasterizer import mesh_tensors, rasterize_triangles
 
 # Parts of a triangle by the bits of the edges that are split. Numbers 0 to 2 are its corners,
@@ -97,7 +97,7 @@ def covered_pixels(
         view = camera.reduced(_COUNTING_SIDE)
         first = rasterize_triangles(vertices, faces, view).face
         counts = torch.bincount(first[first >= 0].long(), minlength=mesh.n_faces)
-        scale = camera.width * camera.height / (view.width * view.height)
+        scale = camera.n_pixels / view.n_pixels
         most = torch.maximum(most, scale * counts)
     return most.cpu().numpy()
 
@@ -126,8 +126,7 @@ def with_split_edges(mesh: TriangleMesh, marked: np.ndarray) -> SplitEdges:
     numbers = mesh.n_vertices + np.cumsum(is_split) - 1
     midpoints = np.where(is_split, numbers, -1)[edges]
     split_edges = first[is_split]
-    starts = mesh.faces.ravel()[split_edges]
-    ends = np.roll(mesh.faces, -1, axis=1).ravel()[split_edges]
+    starts, ends = (rows[split_edges] for rows in sides_of(mesh.faces))
     colors = np.rint(mesh.colors[[starts, ends]].mean(axis=0)).astype(np.uint8)
     points = (mesh.vertices[starts] + mesh.vertices[ends]) / 2
     filled = mesh.filled

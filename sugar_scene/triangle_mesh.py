@@ -145,6 +145,11 @@ def _merged(mesh: TriangleMesh) -> TriangleMesh:
     return replace(mesh, faces=_without_repeated(faces))
 
 
+def sides_of(faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the sides of faces begin and end. (F, 3) -> (3 F,) each, by face and corner"""
+    return faces.ravel(), np.roll(faces, -1, axis=1).ravel()
+
+
 def edge_keys(faces: np.ndarray) -> np.ndarray:
     """Return a number for each edge from corner k to k + 1, the same both ways. (F, 3) int64"""
     ends = np.roll(faces, -1, axis=1)
@@ -189,7 +194,8 @@ def largest_oriented_part(mesh: TriangleMesh) -> TriangleMesh:
     if n == 0:
         return mesh
     keys = edge_keys(mesh.faces).ravel()
-    goes_up = (mesh.faces < np.roll(mesh.faces, -1, axis=1)).ravel()
+    starts, ends = sides_of(mesh.faces)
+    goes_up = starts < ends
     order = np.argsort(keys, kind="stable")
     is_pair = np.diff(keys[order]) == 0
     first = order[:-1][is_pair]
@@ -274,8 +280,7 @@ def topology(mesh: TriangleMesh) -> Topology:
     if mesh.n_faces == 0:
         return Topology(0.0, 0.0, 0, 0)
     _, first, counts = np.unique(edge_keys(mesh.faces), return_index=True, return_counts=True)
-    starts = mesh.faces.ravel()
-    ends = np.roll(mesh.faces, -1, axis=1).ravel()
+    starts, ends = sides_of(mesh.faces)
     borders = first[counts == 1]
     used, rows = np.unique([starts[borders], ends[borders]], return_inverse=True)
     border_starts, border_ends = rows.reshape(2, -1)
@@ -343,7 +348,7 @@ def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
 def border_edges(mesh: TriangleMesh) -> np.ndarray:
     """Return the edges of a single face, in its sense of rotation. (E, 2)"""
     _, inverse, counts = np.unique(edge_keys(mesh.faces), return_inverse=True, return_counts=True)
-    sides = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)], axis=-1).reshape(-1, 2)
+    sides = np.stack(sides_of(mesh.faces), axis=-1)
     return sides[counts[inverse.reshape(-1)] == 1]
 
 

@@ -248,7 +248,7 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
         # Without rows any strides count as contiguous, which Warp does not take.
         faces = torch.empty(0, 3, dtype=torch.int32, device=device)
     faces = faces.to(device=device, dtype=torch.int32).contiguous()
-    hits = torch.full((camera.height, camera.width), -1, dtype=torch.int32, device=device)
+    hits = torch.full(camera.shape, -1, dtype=torch.int32, device=device)
     depths = torch.full(hits.shape, torch.inf, device=device)
     rects = torch.empty(n_faces, 4, dtype=torch.int32, device=device)
     counts = torch.empty(n_faces, dtype=torch.int32, device=device)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaussian_splatting.core.subsets import box_of_most, finite_points
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.subsets import box_of_most, finite_points
 from gaussian_splatting.data.cameras import (
     Camera,
     centers_of,

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.core.subsets import box_of_most
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import Z_UP_AXES
+from gaussian_splatting.core.subsets import box_of_most
 from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.export.reading import Result

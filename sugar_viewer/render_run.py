@@ -189,8 +189,7 @@ def render_results(options: RenderOptions, console: Console | None = None) -> Pa
     if options.ortho is not None:
         return _render_ortho(options, options.ortho, console)
     target = options.target
-    if options.compute.device_reason:
-        console.info(options.compute.device_reason)
+    options.compute.report(console.info)
     is_video = target.suffix.lower() == VIDEO_SUFFIX
     _check_target(target, is_video)
     check_writable(target.parent if is_video else target)
@@ -224,8 +223,7 @@ def _render_ortho(options: RenderOptions, direction: str, console: Console) -> P
     for path in (target, height_file(target)):
         if path.is_dir():
             raise UserError(f"{path}: is a folder; choose another --output")
-    if options.compute.device_reason:
-        console.info(options.compute.device_reason)
+    options.compute.report(console.info)
     check_writable(target.parent)
     scene = _scene_of(options, console)
     place = None

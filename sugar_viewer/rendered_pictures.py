@@ -82,7 +82,7 @@ class RenderedPictures:
 
         If an image takes part, the picture is that of the nearest camera.
         """
-        size = (view.width, view.height)
+        size = view.size
         photograph = ""
         choices = arrangement.pictures
         if any(choice.picture in (PHOTOGRAPH, ERROR) for choice in choices):
@@ -119,10 +119,10 @@ class RenderedPictures:
         if choice.picture == "depth":
             depths = self._depths_of(choice.model, camera)
         picture = shown(model, choice.picture, camera, depths)
-        if picture.shape[:2] == (camera.height, camera.width):
+        if picture.shape[:2] == camera.shape:
             return picture
         # Renderers round sides to whole blocks.
-        image = Image.fromarray(picture).resize((camera.width, camera.height))
+        image = Image.fromarray(picture).resize(camera.size)
         return np.asarray(image)
 
     def _depths_of(self, title: str, camera: Camera) -> DepthRange:

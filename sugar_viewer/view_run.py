@@ -107,8 +107,7 @@ def view(
     console = console or Console()
     pages.load_viser()
     pages.check_free(options.host, options.port, "--port")
-    if options.compute.device_reason:
-        console.info(options.compute.device_reason)
+    options.compute.report(console.info)
     results = find_results(options.results, console.info)
     paths = [result.path for result in results]
     placement = common_placement(paths)

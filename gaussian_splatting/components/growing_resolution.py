@@ -51,7 +51,7 @@ class GrowthConfig:
 
     def until_of(self, cameras: Sequence[Camera]) -> float:
         """Share of the densification after which these photographs have their full size."""
-        pixels = sum(camera.width * camera.height for camera in cameras) / len(cameras)
+        pixels = sum(camera.n_pixels for camera in cameras) / len(cameras)
         return max(self.small_until, self.until * min(1.0, pixels / self.large))
 
 

@@ -93,6 +93,21 @@ class Camera:
         return -self.rotation.T @ self.translation
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the image in pixels."""
+        return self.width, self.height
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the image in pixels, as arrays have them."""
+        return self.height, self.width
+
+    @property
+    def n_pixels(self) -> int:
+        """Number of pixels of the image."""
+        return self.width * self.height
+
+    @property
     def longest_side(self) -> int:
         """Pixels along the longer side of the image."""
         return max(self.width, self.height)
@@ -137,7 +152,7 @@ class Camera:
 
     def reduced(self, longest_side: int) -> Camera:
         """Return the same view with at most this many pixels along its longest side."""
-        return self.resized(*reduced_size(self.width, self.height, longest_side))
+        return self.resized(*reduced_size(*self.size, longest_side))
 
     def scaled(self, scale: float) -> Camera:
         """Return the same view at a share of its size, in whole pixels."""
@@ -168,7 +183,7 @@ class Camera:
         is_inside = depths > 0
         pixels = view[:, :2] / np.where(is_inside, depths, 1.0)[:, None]
         pixels = pixels * (self.fx, self.fy) + (self.cx, self.cy)
-        is_inside &= ((pixels >= 0) & (pixels < (self.width, self.height))).all(axis=1)
+        is_inside &= ((pixels >= 0) & (pixels < self.size)).all(axis=1)
         return Projection(pixels, depths, is_inside)
 
     def coordinates(self, points: Tensor) -> Tensor:

@@ -165,7 +165,7 @@ def _trusted(reasons: dict[str, str], n: int) -> dict[str, str]:
 def reduced_grey(camera: Camera, longest_side: int) -> tuple[Camera, np.ndarray]:
     """Return a camera and its image in grey, not larger than asked for. (H, W) uint8"""
     small = camera.reduced(longest_side)
-    size = (small.width, small.height)
+    size = small.size
     with open_image(camera.image_file) as image:
         # JPEG files are decoded at a fraction of their size, and without their colours.
         image.draft("L", size)

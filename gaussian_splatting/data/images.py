@@ -367,7 +367,7 @@ def fit_to_file(camera: Camera) -> Camera:
     if camera.image_path is None:
         return camera
     width, height = image_size(camera.image_path)
-    if (width, height) == (camera.width, camera.height):
+    if (width, height) == camera.size:
         return camera
     # Each side of a scaled image is off by less than one pixel of the scaled size.
     if abs(width * camera.height - height * camera.width) > camera.width + camera.height:

@@ -365,7 +365,7 @@ def cheaper(plan: MemoryPlan, fixed_split: bool = False) -> MemoryPlan | None:
 
 def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
     """Some evenly spaced views, and before them the one with the largest image."""
-    largest = max(cameras, key=lambda camera: camera.width * camera.height)
+    largest = max(cameras, key=lambda camera: camera.n_pixels)
     return [largest, *about(cameras, SURVEYED_VIEWS)]
 
 

@@ -92,7 +92,7 @@ class TrainingView:
         """Number of pixels that count, at least 1."""
         counted = self.counted_pixels
         if counted is None:
-            return self.camera.height * self.camera.width
+            return self.camera.n_pixels
         return counted.sum().clamp_min(1)
 
 

@@ -515,7 +515,7 @@ def _resize(checked: CheckedViews, rule: SizeRule) -> dict[str, Camera]:
     """Return the cameras at the size that a rule gives, by name."""
     sized = {}
     for camera in checked.cameras:
-        width, height = rule.target(camera.width, camera.height)
+        width, height = rule.target(*camera.size)
         sized[camera.name] = camera.resized(width, height)
     return sized
 

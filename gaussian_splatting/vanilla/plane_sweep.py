@@ -84,7 +84,7 @@ def small_copy(camera: Camera, photograph: Tensor, device: torch.device | str) -
     colors = photograph[..., :3].float() / 255
     planes = torch.cat([colors, counted[..., None].float()], dim=-1)
     planes = planes.to(device).permute(2, 0, 1)[None]
-    planes = F.interpolate(planes, (small.height, small.width), mode="area")[0]
+    planes = F.interpolate(planes, small.shape, mode="area")[0]
     small_colors = (planes[:3] * 255).round().to(torch.uint8).permute(1, 2, 0).cpu()
     return SmallCopy(GreyView(small, planes[:3].mean(dim=0)), small_colors, planes[3] > 0.99)
 

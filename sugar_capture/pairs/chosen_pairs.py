@@ -74,6 +74,11 @@ def _largest_descriptors(path: Path, n: int) -> list[np.ndarray]:
     return descriptors
 
 
+def pair_of(first: int, second: int) -> Pair:
+    """Return the pair of two images, the smaller index first."""
+    return min(first, second), max(first, second)
+
+
 def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
     """Return pairs of neighbours in order: the next ``reach``, then steps of 16, 32, 64, ..."""
     powers_of_two = {1 << exponent for exponent in range(n.bit_length())}
@@ -95,7 +100,7 @@ def _pairs_in_time(photographs: Sequence[Photograph]) -> set[Pair]:
     pairs = set()
     for step in range(1, _NEIGHBOURS_IN_TIME + 1):
         for first, second in zip(timed, timed[step:], strict=False):
-            pairs.add((min(first, second), max(first, second)))
+            pairs.add(pair_of(first, second))
     return pairs
 
 
@@ -117,7 +122,7 @@ def _pairs_in_place(photographs: Sequence[Photograph]) -> set[Pair]:
         for column in np.argsort(distances, kind="stable")[:_NEIGHBOURS_IN_PLACE].tolist():
             other = located[column]
             if other != index:
-                pairs.add((min(index, other), max(index, other)))
+                pairs.add(pair_of(index, other))
     return pairs
 
 
@@ -141,7 +146,7 @@ def second_round(n: int, matches: Mapping[Pair, int]) -> set[Pair]:
             continue
         candidates = set().union(*(partners[partner] for partner in partners[index]))
         for other in candidates - partners[index] - {index}:
-            pairs.add((min(index, other), max(index, other)))
+            pairs.add(pair_of(index, other))
     return pairs
 
 
@@ -151,7 +156,7 @@ def pairs_with(indices: Iterable[int], n: int) -> list[Pair]:
     for index in indices:
         for other in range(n):
             if other != index:
-                pairs.add((min(index, other), max(index, other)))
+                pairs.add(pair_of(index, other))
     return sorted(pairs)
 
 
@@ -197,7 +202,7 @@ def _pairs_with_similar(
     for index in indices:
         ranked = candidates[np.argsort(-common[index, candidates], kind="stable")]
         for other in ranked[ranked != index][:n_each].tolist():
-            pairs.add((min(index, other), max(index, other)))
+            pairs.add(pair_of(index, other))
     return sorted(pairs)
 
 

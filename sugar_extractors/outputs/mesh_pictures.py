@@ -41,7 +41,7 @@ def shaded_views(
     views = []
     for camera in cameras:
         scale = width / camera.longest_side
-        sides = (n * max(1, round(side * scale)) for side in (camera.width, camera.height))
+        sides = (n * max(1, round(side * scale)) for side in camera.size)
         views.append(camera.resized(*sides))
     if mesh.n_faces == 0:
         paper = torch.tensor(BACKGROUND, device="cpu")

@@ -227,8 +227,7 @@ def extract_textured_mesh(
     if options.atlas == "xatlas":
         atlases.load_xatlas()
     _check_name(target)
-    if options.compute.device_reason:
-        console.note(options.compute.device_reason)
+    options.compute.report(console.note)
     model = options.model
     checkpoint, scene = load_views(
         options,

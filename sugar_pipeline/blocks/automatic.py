@@ -90,7 +90,7 @@ def with_number(plan: PipelinePlan, console: Console) -> PipelinePlan:
 
 def expected_gaussians(cameras: Sequence[Camera], limit: int | None) -> int:
     """Return the most Gaussians that are expected of photographs."""
-    n_pixels = sum(camera.width * camera.height for camera in cameras)
+    n_pixels = sum(camera.n_pixels for camera in cameras)
     expected = math.ceil(n_pixels / PIXELS_PER_GAUSSIAN)
     return expected if limit is None else min(expected, limit)
 

@@ -185,7 +185,7 @@ def _write_view(
         "scales": np.array([least, span, most_weight]),
         "colors": np.where(has_color[:, :, None], colors, 0).astype(np.uint8),
         "weights": (np.where(is_known, weights, 0) / most_weight).reshape(shape).astype(np.float16),
-        "size": np.array([camera.width, camera.height]),
+        "size": np.array(camera.size),
         "intrinsics": np.array([camera.fx, camera.fy, camera.cx, camera.cy]),
         "rotation": camera.rotation,
         "translation": camera.translation,
@@ -205,7 +205,7 @@ def _counted(camera: Camera, depth: Tensor) -> Tensor:
     """Return the pixels that count in the mask of a view; elsewhere it sees through the block."""
     if camera.mask is None:
         return torch.ones_like(depth, dtype=torch.bool)
-    values = decode_mask(camera.mask, camera.width, camera.height)
+    values = decode_mask(camera.mask, *camera.size)
     return torch.from_numpy(values >= COUNTS).to(depth.device)
 
 

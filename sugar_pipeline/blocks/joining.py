@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.core.subsets import about
 from gaussian_splatting.core.moved import moved_cloud, moved_points
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import (

@@ -134,7 +134,7 @@ def block_flags(whole: FlagValues, block: Block, n_views: int) -> dict[str, obje
 
 def _recipe(overview: Overview, n: int) -> Recipe:
     """Return the recipe of the blocks."""
-    sizes = sorted({(c.width, c.height) for c in overview.scene.train_cameras})
+    sizes = sorted({camera.size for camera in overview.scene.train_cameras})
     inputs = {"overview": file_digest(overview.checkpoint.ply_path)}
     return Recipe({"blocks": n, "sizes": sizes}, {**inputs, **scene_inputs(overview.scene)})
 

@@ -289,7 +289,7 @@ def _visible_samples(
         x, y, z = camera.rotation @ points.T + camera.translation[:, None]
         pixels[view, :, 0] = camera.fx * x / z + camera.cx
         pixels[view, :, 1] = camera.fy * y / z + camera.cy
-        last_pixel = np.array([camera.width, camera.height]) - 1
+        last_pixel = np.array(camera.size) - 1
         inside = (pixels[view] > 1) & (pixels[view] < last_pixel)
         visibility[view] &= (z > 0) & inside.all(axis=1)
     rows = np.flatnonzero(visibility.sum(axis=0) >= _MIN_VIEWS_OF_SAMPLE)

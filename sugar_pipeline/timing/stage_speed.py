@@ -36,10 +36,9 @@ def measure(options: StageOptions, images: ImageStore, least_work: float = 0.0) 
     """
     run, model = options.prepare(Messages())
     cameras = list(run.scene.train_cameras)
-    largest = max(cameras, key=lambda camera: camera.width * camera.height)
-    n_pixels = largest.width * largest.height
+    largest = max(cameras, key=lambda camera: camera.n_pixels)
     n_iterations = run.loop.last - run.loop.first
-    if n_pixels * n_iterations < least_work:
+    if largest.n_pixels * n_iterations < least_work:
         return None
     if least_work and run.directory.path.exists():
         return None

@@ -21,6 +21,7 @@ from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, color_terms
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
+from sugar_utils.files import without_none
 
 MAX_PSNR = 100.0  # dB, of equal images in a score, so that means over views are numbers
 _MIN_VARIANCE = 1e-10  # of colours; below, an image has one colour
@@ -205,7 +206,7 @@ class EvaluationResult:
     def counted(self) -> dict[str, float]:
         """``psnr`` and ``ssim`` of what masks count, over the views with a mask; may be empty"""
         means = {"psnr": self.mean("counted_psnr"), "ssim": self.mean("counted_ssim")}
-        return {name: value for name, value in means.items() if value is not None}
+        return without_none(means)
 
     def mean(self, name: str) -> float | None:
         """Mean of a field of :class:`ViewScore`, over the views that have it; None without any."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from sugar_extractors.mesh.holes.rim_triangulation import RimEdges
 from sugar_scene.subdivision import with_split_edges
-from sugar_scene.triangle_mesh import TriangleMesh, edge_keys
+from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, sides_of
 
 _LONG = 4 / 3  # edges longer than this are split, in mean edges around them
 _REFINEMENTS = 12
@@ -72,8 +72,7 @@ class Patch:
 
 def _mean_edges(mesh: TriangleMesh, rows: np.ndarray) -> np.ndarray:
     """Return the mean length of a mesh's edges at some of its vertices. (R,) -> (R,) world units"""
-    starts = mesh.faces.ravel()
-    ends = np.roll(mesh.faces, -1, axis=1).ravel()
+    starts, ends = sides_of(mesh.faces)
     is_row = np.zeros(mesh.n_vertices, dtype=bool)
     is_row[rows] = True
     is_counted = is_row[starts] | is_row[ends]
@@ -144,8 +143,7 @@ def _with_flips(
     (V, 3), (F, 3), (K,) -> (F, 3)
     """
     n_vertices = len(vertices)
-    starts = faces.ravel()
-    ends = np.roll(faces, -1, axis=1).ravel()
+    starts, ends = sides_of(faces)
     opposites = np.roll(faces, 1, axis=1).ravel()
     keys = np.minimum(starts, ends) * n_vertices + np.maximum(starts, ends)
     order = np.argsort(keys, kind="stable")

@@ -85,7 +85,7 @@ def vertex_terms(mesh: TriangleMesh, views: ComparedViews, reduction: int) -> Ve
         reduction: How many times smaller the photographs are compared than they are.
     """
     vertices, faces = mesh_tensors(mesh, views.device)
-    largest = max(camera.width * camera.height for camera in views.cameras)
+    largest = max(camera.n_pixels for camera in views.cameras)
     n_kept = max(1 + NEIGHBORS, _CACHE_BYTES * reduction**2 // (_PIXEL_BYTES * largest))
 
     @functools.lru_cache(maxsize=n_kept)
@@ -115,7 +115,7 @@ def _view(
     image = photograph(camera).permute(2, 0, 1)
     if reduction > 1:
         camera = camera.scaled(1 / reduction)
-        image = functional.interpolate(image[None], (camera.height, camera.width), mode="area")[0]
+        image = functional.interpolate(image[None], camera.shape, mode="area")[0]
     grey = image[:3].mean(dim=0) - 0.5
     along_y, along_x = torch.gradient(grey, dim=(0, 1))
     hits = rasterize_triangles(vertices, faces, camera)

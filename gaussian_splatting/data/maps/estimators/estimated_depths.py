@@ -101,7 +101,7 @@ def _load(estimator: Estimator, name: str, device: torch.device) -> Estimate:
 
 def _estimate(estimate: Estimate, estimator: Estimator, camera: Camera) -> np.ndarray:
     """Estimate the depth of a photograph as it was taken. (h, w) float32"""
-    width, height = reduced_size(camera.width, camera.height, MAX_SIDE)
+    width, height = reduced_size(*camera.size, MAX_SIDE)
     path = camera.source_path or camera.image_file
     pixels = images.decode_image(path, width, height)
     focal = camera.fx * width / camera.width
