@@ -57,9 +57,7 @@ class TriangleMesh:
 
 def doubled_area_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
     """Return each face's normal, as long as twice its area. (V, 3), (F, 3) -> (F, 3)"""
-    a = vertices[faces[:, 0]].astype(np.float64)
-    b = vertices[faces[:, 1]].astype(np.float64)
-    c = vertices[faces[:, 2]].astype(np.float64)
+    a, b, c = vertices[faces.T].astype(np.float64)
     return np.cross(b - a, c - a)
 
 

@@ -73,15 +73,12 @@ def extract_surface(field: SparseField) -> TriangleMesh:
     first_of_cell = np.cumsum(counts) - counts
     numbers = np.arange(len(owners)) - first_of_cell[owners] + first[owners]
     edges = _TRIANGLES.reshape(-1, 3)[numbers]
-    low = _EDGES[edges, 0]
-    high = _EDGES[edges, 1]
+    low, high = np.moveaxis(_EDGES[edges], -1, 0)
     axes = _EDGE_AXES[edges]
     # An edge is named by its lower corner in the grid and its axis.
     corners = cells.places[owners][:, None] + _CORNERS[low]
     extent = np.array(field.table.shape) * field.side + 1
-    x = corners[..., 0]
-    y = corners[..., 1]
-    z = corners[..., 2]
+    x, y, z = np.moveaxis(corners, -1, 0)
     keys = ((x * extent[1] + y) * extent[2] + z) * 3 + axes
     _, distinct, faces = np.unique(keys.ravel(), return_index=True, return_inverse=True)
 

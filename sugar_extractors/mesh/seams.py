@@ -62,13 +62,11 @@ def _split(mesh: TriangleMesh, axis: int, value: float, snap: float) -> Triangle
     ends = np.concatenate([thirds[:, :2], thirds[:, [0, 2]], halves[:, 1:]])
     ends, rows = np.unique(np.sort(ends, axis=1), axis=0, return_inverse=True)
     rows = rows.reshape(-1) + len(vertices)
-    a = vertices[ends[:, 0]]
-    b = vertices[ends[:, 1]]
+    a, b = vertices[ends.T]
     share = ((value - a[:, axis]) / (b[:, axis] - a[:, axis]))[:, None]
     points = a + share * (b - a)
     points[:, axis] = value
-    color_a = mesh.colors[ends[:, 0]].astype(np.float64)
-    color_b = mesh.colors[ends[:, 1]].astype(np.float64)
+    color_a, color_b = mesh.colors[ends.T].astype(np.float64)
     colors = np.rint(color_a + share * (color_b - color_a)).astype(np.uint8)
     n = len(thirds)
     parts = [

@@ -106,8 +106,7 @@ def without_noise(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
     surface = _surface(points, faces)
     if not len(surface.neighbors):
         return points
-    first_normals = surface.normals[surface.neighbors[:, 0]]
-    second_normals = surface.normals[surface.neighbors[:, 1]]
+    first_normals, second_normals = surface.normals[surface.neighbors.T]
     cosines = (first_normals * second_normals).sum(axis=1)
     median = float(np.median(cosines))
     angle = math.acos(min(1.0, max(-1.0, median)))
@@ -159,8 +158,7 @@ def _adjacency(pairs: np.ndarray, size: int) -> sparse.csr_matrix:
 
     (P, 2) -> (size, size)
     """
-    rows = np.concatenate([pairs[:, 0], pairs[:, 1]])
-    columns = np.concatenate([pairs[:, 1], pairs[:, 0]])
+    rows, columns = np.concatenate([pairs, pairs[:, ::-1]]).T
     ones = np.ones(len(rows))
     return sparse.csr_matrix((ones, (rows, columns)), shape=(size, size))
 
@@ -194,8 +192,7 @@ def _charts_of(surface: _Surface, smoothing: int) -> np.ndarray:
 
 def _connected(surface: _Surface, labels: np.ndarray) -> np.ndarray:
     """Return connected components of faces with the same label. (F,) int64, from 0 on"""
-    first_labels = labels[surface.neighbors[:, 0]]
-    second_labels = labels[surface.neighbors[:, 1]]
+    first_labels, second_labels = labels[surface.neighbors.T]
     pairs = surface.neighbors[first_labels == second_labels]
     graph = _adjacency(pairs, len(labels))
     _, components = csgraph.connected_components(graph, directed=False)
@@ -209,8 +206,7 @@ def _joined(surface: _Surface, charts: np.ndarray) -> np.ndarray:
     ends = ends[ends[:, 0] != ends[:, 1]]
     ends = np.concatenate([ends, ends[:, ::-1]])
     # Only to larger ones, so that chains end.
-    source_sizes = sizes[ends[:, 0]]
-    target_sizes = sizes[ends[:, 1]]
+    source_sizes, target_sizes = sizes[ends.T]
     may_join = (source_sizes < _SMALL_CHART) & (target_sizes > source_sizes)
     pairs, counts = np.unique(ends[may_join], axis=0, return_counts=True)
     order = np.argsort(counts, kind="stable")

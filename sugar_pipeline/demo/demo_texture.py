@@ -144,8 +144,7 @@ def _disc_chart(disc: TriangleMesh, detail: float) -> Chart:
 
 
 def _scaled_size(texels: tuple[int, int], detail: float) -> tuple[int, int]:
-    height = max(_MIN_TEXELS, round(detail * texels[0]))
-    width = max(_MIN_TEXELS, round(detail * texels[1]))
+    height, width = (max(_MIN_TEXELS, round(detail * count)) for count in texels)
     return height, width
 
 
