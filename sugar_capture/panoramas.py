@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from gaussian_splatting.core.subsets import values_by_key
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import decode_mask, open_image
 from sugar_capture.features.feature_database import Rig
@@ -266,10 +267,8 @@ def grouped(views: Sequence[Any]) -> list[Sequence[Any]]:
 
 def rigs_of(views: Sequence[Photograph]) -> list[Rig]:
     """Return a rig of six cameras for each size of views."""
-    moments: dict[int, list[Sequence[int]]] = {}
-    for indices in grouped(range(len(views))):
-        size = views[indices[0]].width
-        moments.setdefault(size, []).append(indices)
+    panoramas = grouped(range(len(views)))
+    moments = values_by_key((views[indices[0]].width, indices) for indices in panoramas)
     rotations = np.array(list(FACES.values()), float)
     rigs = []
     for size, size_moments in moments.items():

@@ -423,7 +423,7 @@ def _require_orientation(fit: Fit, source: np.ndarray, what: str) -> None:
     error = fit.rms / np.sqrt(len(used))
     turn = float(np.degrees(np.arctan2(error, abs(lever))))
     if turn > _MAX_TURN:
-        extent = abs(fit.similarity.scale) * float(np.linalg.norm(np.ptp(used, axis=0)))
+        extent = abs(fit.similarity.scale) * _extent(used)
         raise UserError(
             f"{what} scatter by {fit.rms:.3g} m over a capture of {extent:.3g} m, which leaves its "
             f"orientation open by {turn:.0f} degrees; use control points, or --known_distance"

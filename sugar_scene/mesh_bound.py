@@ -31,6 +31,7 @@ from torch.nn.functional import normalize
 from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
 from sugar_scene.mesh_normals import CornerSums
+from sugar_scene.triangle_mesh import area_normals
 from sugar_utils.errors import UserError
 from sugar_utils.warp_arrays import Floats, Ints2d, Vec2s, Vec3s, Vec3s2d, Vec4s
 from sugar_utils.warp_launch import FUSED_OPTIONS, Argument, as_array, launch
@@ -475,8 +476,7 @@ def face_normals(triangles: Tensor) -> Tensor:
 
     (F, 3, 3) -> (F, 3)
     """
-    a, b, c = triangles.unbind(1)
-    cross = torch.linalg.cross(b - a, c - a)
+    cross = area_normals(triangles)
     return normalize(cross / cross.norm(dim=-1, keepdim=True).clamp_min(MIN_CROSS), dim=-1)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from gaussian_splatting.core.subsets import is_among
 from gaussian_splatting.data.cameras import Camera
 from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, sides_of, with_corners_in
 from sugar_scene.triangle_rasterizer import mesh_tensors, rasterize_triangles
@@ -79,9 +80,7 @@ def visible_part(mesh: TriangleMesh, covered: np.ndarray) -> TriangleMesh:
     Args:
         covered: Pixels that each triangle covers in views, as of :func:`covered_pixels`. (F,)
     """
-    is_visible = np.zeros(mesh.n_vertices, dtype=bool)
-    is_visible[mesh.faces[covered > 0]] = True
-    return with_corners_in(mesh, is_visible)
+    return with_corners_in(mesh, is_among(mesh.n_vertices, mesh.faces[covered > 0]))
 
 
 def covered_pixels(
@@ -121,8 +120,7 @@ def with_split_edges(mesh: TriangleMesh, marked: np.ndarray) -> SplitEdges:
     """
     keys, first, edges = np.unique(edge_keys(mesh.faces), return_index=True, return_inverse=True)
     edges = edges.reshape(-1, 3)
-    is_split = np.zeros(len(keys), dtype=bool)
-    is_split[edges[marked]] = True
+    is_split = is_among(len(keys), edges[marked])
     numbers = mesh.n_vertices + np.cumsum(is_split) - 1
     midpoints = np.where(is_split, numbers, -1)[edges]
     split_edges = first[is_split]

@@ -15,8 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from plyfile import PlyData, PlyElement, PlyParseError
+from torch import Tensor
 
+from gaussian_splatting.core.subsets import is_among, values_by_key
 from gaussian_splatting.formats.ply import color_properties, ply_errors
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
@@ -61,6 +64,12 @@ def doubled_area_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
     return np.cross(b - a, c - a)
 
 
+def area_normals(corners: Tensor) -> Tensor:
+    """Return the normals of triangles, each as long as twice its area. (F, 3, 3) -> (F, 3)"""
+    a, b, c = corners.unbind(1)
+    return torch.linalg.cross(b - a, c - a)
+
+
 def vertex_normals(mesh: TriangleMesh) -> np.ndarray:
     """Return the area-weighted mean normal of each vertex's faces; (0, 0, 1) without any. (V, 3)"""
     weighted = doubled_area_normals(mesh.vertices, mesh.faces)
@@ -90,9 +99,7 @@ def keep_vertices(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:
 
 def without_unused_vertices(mesh: TriangleMesh) -> TriangleMesh:
     """Remove vertices that no face uses."""
-    used = np.zeros(mesh.n_vertices, dtype=bool)
-    used[mesh.faces] = True
-    return keep_vertices(mesh, used)
+    return keep_vertices(mesh, is_among(mesh.n_vertices, mesh.faces))
 
 
 def with_corners_in(mesh: TriangleMesh, selected: np.ndarray) -> TriangleMesh:
@@ -336,8 +343,7 @@ def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
         smallest = owner[order[starts[counts > 2]]]
         if len(smallest) == 0:
             break
-        keep = np.ones(len(faces), dtype=bool)
-        keep[smallest] = False
+        keep = ~is_among(len(faces), smallest)
         faces = faces[keep]
         areas = areas[keep]
     return replace(mesh, faces=faces)
@@ -356,9 +362,7 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
     Where holes touch, a walk may go around both. Edges on no closed walk are left out.
     """
     edges = border_edges(mesh).tolist()
-    after: dict[int, list[int]] = {}
-    for start, end in edges:
-        after.setdefault(start, []).append(end)
+    after = values_by_key(edges)
     loops = []
     for first, _ in edges:
         walk = []

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.rasterization.projection_kernels import TILE, View, make_view, n_tiles
-from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_mesh import TriangleMesh, area_normals
 from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d, Vec3s
 from sugar_utils.warp_launch import EXACT_OPTIONS, as_array, launch, native_kernel, native_source
 
@@ -91,8 +91,7 @@ class TriangleHits:
         rays = pixel_rays(self.camera, dtype=torch.float32, device=vertices.device)
         cosines = torch.zeros_like(self.depth)
         corners = vertices[faces[self.face[self.covered].long()].long()]
-        a, b, c = corners.unbind(1)
-        normals = functional.normalize(torch.linalg.cross(b - a, c - a), dim=-1)
+        normals = functional.normalize(area_normals(corners), dim=-1)
         lines = functional.normalize(rays[self.covered], dim=-1)
         cosines[self.covered] = -(normals * lines).sum(dim=-1)
         return cosines

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from gaussian_splatting.core.subsets import values_by_key
 from gaussian_splatting.data.cameras import Camera, camera_extent, centers_of, view_directions
 from gaussian_splatting.data.images import colors_of, has_alpha, image_size, open_image
 from gaussian_splatting.data.observations import Observations, deviation, far_below, median
@@ -247,15 +248,9 @@ def _blurred(measured: dict[str, ImageStatistics]) -> dict[str, str]:
 
 def _copies(cameras: Sequence[Camera], measured: dict[str, ImageStatistics]) -> dict[str, str]:
     """Return images with the same bytes as another; the one that fits its points best stays."""
-    by_size: dict[int, list[Camera]] = {}
-    for camera in cameras:
-        size = camera.image_file.stat().st_size
-        by_size.setdefault(size, []).append(camera)
-    by_digest: dict[str, list[str]] = {}
-    for group in by_size.values():
-        if len(group) > 1:
-            for camera in group:
-                by_digest.setdefault(file_digest(camera.image_file), []).append(camera.name)
+    by_size = values_by_key((camera.image_file.stat().st_size, camera) for camera in cameras)
+    candidates = [camera for group in by_size.values() if len(group) > 1 for camera in group]
+    by_digest = values_by_key((file_digest(one.image_file), one.name) for one in candidates)
     reasons = {}
     for names in by_digest.values():
         best = max(names, key=lambda name: np.nan_to_num(measured[name].correlation))

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gaussian_splatting.core.subsets import finite_points
+from gaussian_splatting.core.subsets import finite_points, longest_side
 from gaussian_splatting.data.cameras import Camera, centers_of
 from sugar_utils.errors import Notify
 from sugar_utils.files import read_json, write_json_atomic
@@ -41,7 +41,7 @@ def world_offset(centers: np.ndarray) -> np.ndarray:
     copied by hand and two subsets of the cameras mostly have the same one.
     """
     mean = centers.mean(axis=0)
-    extent = float(np.ptp(centers, axis=0).max())
+    extent = longest_side(centers)
     largest_distance = FAR_AWAY
     if extent:
         largest_distance = min(FAR_AWAY, FAR_RATIO * extent)

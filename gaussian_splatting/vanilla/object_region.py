@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaussian_splatting.core.cloud import Gaussians, rotation_matrices
+from gaussian_splatting.core.subsets import is_among
 from gaussian_splatting.data.cameras import (
     Camera,
     centers_of,
@@ -81,9 +82,7 @@ def object_rows(gaussians: Gaussians, cameras: Sequence[Camera]) -> np.ndarray:
     border_area = areas[candidates][at_border].sum()
     if border_area > MOST_AT_BORDER * areas[candidates][is_object].sum():
         raise no_object("what they look at is not separate from its surroundings")
-    rows = np.zeros(len(means), dtype=bool)
-    rows[np.flatnonzero(candidates)[is_object]] = True
-    return rows
+    return is_among(len(means), np.flatnonzero(candidates)[is_object])
 
 
 def crossing_of(cameras: Sequence[Camera]) -> Crossing:

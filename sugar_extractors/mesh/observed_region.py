@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gaussian_splatting.core.subsets import is_among
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
 from sugar_scene import triangle_mesh
@@ -116,20 +117,17 @@ def _reaching_border(mesh: TriangleMesh, selected: np.ndarray) -> np.ndarray:
     faces = mesh.faces[selected[mesh.faces].all(axis=1)]
     labels = triangle_mesh.component_labels(TriangleMesh(mesh.vertices, faces, mesh.colors))
     border = triangle_mesh.border_edges(mesh).reshape(-1)
-    is_at_border = np.zeros(mesh.n_vertices, dtype=bool)
-    is_at_border[labels[border[selected[border]]]] = True
+    is_at_border = is_among(mesh.n_vertices, labels[border[selected[border]]])
     return selected & is_at_border[labels]
 
 
 def _without_pieces(mesh: TriangleMesh, is_cut: np.ndarray, min_faces: int) -> TriangleMesh:
     """Remove vertices, and the pieces of fewer faces that this separates."""
-    is_beside_cut = np.zeros(mesh.n_vertices, dtype=bool)
-    is_beside_cut[mesh.faces[is_cut[mesh.faces].any(axis=1)]] = True
+    is_beside_cut = is_among(mesh.n_vertices, mesh.faces[is_cut[mesh.faces].any(axis=1)])
     cut = triangle_mesh.keep_vertices(mesh, ~is_cut)
     pieces = triangle_mesh.component_labels(cut)
     n_faces = np.bincount(pieces[cut.faces[:, 0]], minlength=cut.n_vertices)
-    is_separated = np.zeros(cut.n_vertices, dtype=bool)
-    is_separated[pieces[is_beside_cut[~is_cut]]] = True
+    is_separated = is_among(cut.n_vertices, pieces[is_beside_cut[~is_cut]])
     return triangle_mesh.keep_vertices(cut, ~is_separated[pieces] | (n_faces[pieces] >= min_faces))
 
 

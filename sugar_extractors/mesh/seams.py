@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import values_by_key
 from sugar_scene import triangle_mesh as meshes
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
@@ -187,9 +188,7 @@ def _is_near(edges: np.ndarray, box: Box, reach: float) -> np.ndarray:
 
 def _chains(edges: np.ndarray) -> Iterator[np.ndarray]:
     """Yield walks along directed edges, each edge once; a closed walk ends where it began."""
-    after: dict[int, list[int]] = {}
-    for start, end in edges.tolist():
-        after.setdefault(start, []).append(end)
+    after = values_by_key(edges.tolist())
     # Walks that are open begin where no edge ends.
     open_starts = set(after) - set(edges[:, 1].tolist())
     for first in [*sorted(open_starts), *after]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gaussian_splatting.core.subsets import about
+from gaussian_splatting.core.subsets import about, longest_side
 from gaussian_splatting.data.cameras import Camera, nearest_pixel_sizes
 from sugar_utils.neighbors import nearest_neighbors_of
 
@@ -35,7 +35,7 @@ def automatic_depth(points: np.ndarray, pixel: float) -> int:
         points: Of the surface. (P, 3) world units
         pixel: Size of a pixel on the surface, in world units.
     """
-    side = SCALE * float(np.ptp(points, axis=0).max())
+    side = SCALE * longest_side(points)
     by_pixel = MOST_DEPTH
     if pixel > 0:
         by_pixel = math.ceil(math.log2(max(side, pixel) / pixel))
@@ -45,7 +45,7 @@ def automatic_depth(points: np.ndarray, pixel: float) -> int:
 
 def cell_size(points: np.ndarray, depth: int) -> float:
     """Return the side of the finest octree cell around points, (P, 3), in world units."""
-    return SCALE * float(np.ptp(points, axis=0).max()) / 2**depth
+    return SCALE * longest_side(points) / 2**depth
 
 
 def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:

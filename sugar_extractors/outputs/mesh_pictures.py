@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gaussian_splatting.data.cameras import Camera, centers_of, view_directions
-from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_mesh import TriangleMesh, area_normals
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 
 N_VIEWS = 4
@@ -48,8 +48,7 @@ def shaded_views(
         return [_averaged(paper.expand(view.height, view.width, 3)) for view in views]
     vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
     faces = torch.tensor(mesh.faces, device=device)
-    a, b, c = vertices[faces].double().unbind(1)
-    normals = normalize(torch.linalg.cross(b - a, c - a), dim=1, eps=1e-30).float()
+    normals = normalize(area_normals(vertices[faces].double()), dim=1, eps=1e-30).float()
     corner_values = normals[:, None].expand(-1, 3, -1)
     if colored:
         corner_values = torch.tensor(mesh.colors, device=device).float()[faces] / 255.0

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from gaussian_splatting.core.subsets import is_among
 from sugar_extractors.texture.charts import Charts
 from sugar_extractors.texture.plane_geometry import doubled_areas
 
@@ -106,8 +107,7 @@ def _best_cut(triangles: np.ndarray) -> _Cut:
         place = int(part_areas.argmin())
         if part_areas[place] < smallest_parts:
             smallest_parts = float(part_areas[place])
-            is_ahead = np.zeros(len(triangles), dtype=bool)
-            is_ahead[order[place + 1 :]] = True
+            is_ahead = is_among(len(triangles), order[place + 1 :])
     return _Cut(smallest_box, smallest_box - smallest_parts, is_ahead)
 
 

@@ -18,6 +18,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from gaussian_splatting.core.moved import unit_vectors
+from gaussian_splatting.core.subsets import is_among
 from sugar_extractors.texture.plane_geometry import cells_inside, doubled_areas
 from sugar_scene.triangle_mesh import doubled_area_normals
 
@@ -263,14 +264,12 @@ def _untangled(projection: _Projection, areas: np.ndarray) -> _Projection:
     keys = np.sort(edges, axis=1) @ np.array([size, 1])
     _, first, count = np.unique(keys, return_index=True, return_counts=True)
     border_edges = edges[first[count == 1]]
-    is_inner = np.ones(size, dtype=bool)
-    is_inner[border_edges.ravel()] = False
+    is_inner = ~is_among(size, border_edges)
     points = projection.points.copy()
     for number in range(_UNTANGLING_ROUNDS):
         current_areas = _signed_areas(projection._replace(points=points))
         is_folded = current_areas < _FOLDED * areas
-        is_active = np.zeros(size, dtype=bool)
-        is_active[projection.faces[is_folded].ravel()] = True
+        is_active = is_among(size, projection.faces[is_folded])
         for _ in range(number + 1):
             is_active |= adjacency @ is_active.astype(np.float64) > 0
         rows = np.flatnonzero(is_active & is_inner)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from gaussian_splatting.core.subsets import longest_side
 from sugar_extractors.mesh.decimation import decimated
 from sugar_extractors.texture import texture_atlas
 from sugar_extractors.texture.texture_atlas import Atlas
@@ -141,7 +142,7 @@ class _Source:
     def __init__(self, mesh: TexturedMesh, target: TexturedMesh) -> None:
         target_vertices = target.vertices.double().numpy()
         low = target_vertices.min(axis=0)
-        size = max(np.ptp(target_vertices, axis=0).max(), 1e-12)
+        size = max(longest_side(target_vertices), 1e-12)
         shape = shape_of(mesh)
         places = (shape.vertices - low) / size
         self._surface = Surface(places, shape.faces)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import is_among
 from sugar_extractors.mesh.holes.rim_triangulation import RimEdges
 from sugar_scene.subdivision import with_split_edges
 from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, sides_of
@@ -73,8 +74,7 @@ class Patch:
 def _mean_edges(mesh: TriangleMesh, rows: np.ndarray) -> np.ndarray:
     """Return the mean length of a mesh's edges at some of its vertices. (R,) -> (R,) world units"""
     starts, ends = sides_of(mesh.faces)
-    is_row = np.zeros(mesh.n_vertices, dtype=bool)
-    is_row[rows] = True
+    is_row = is_among(mesh.n_vertices, rows)
     is_counted = is_row[starts] | is_row[ends]
     starts = starts[is_counted]
     ends = ends[is_counted]
@@ -165,8 +165,7 @@ def _with_flips(
     normals_b = normals_between(vertices, last_ends, b[candidates], first_ends)
     is_flip = (normals_a * normals_b).sum(axis=1) > 0
     is_flip &= ~_contains(keys[order], new_keys) & ~_contains(forbidden, new_keys)
-    is_first = np.zeros(len(candidates), dtype=bool)
-    is_first[np.unique(new_keys, return_index=True)[1]] = True
+    is_first = is_among(len(candidates), np.unique(new_keys, return_index=True)[1])
     candidates = candidates[is_flip & is_first]
     if len(candidates) == 0:
         return None
