@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import warp as wp
 from torch import Tensor
@@ -29,6 +28,7 @@ from torch.nn import functional
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.rasterization.projection_kernels import TILE, View, make_view, n_tiles
 from sugar_scene.triangle_mesh import TriangleMesh, area_normals
+from sugar_utils.device import float32_tensor
 from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d, Vec3s
 from sugar_utils.warp_launch import EXACT_OPTIONS, as_array, launch, native_kernel, native_source
 
@@ -186,7 +186,7 @@ def hit_faces(
 
 def mesh_tensors(mesh: TriangleMesh, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the vertices, (V, 3) float32, and faces, (F, 3) int64, of a mesh on a device."""
-    vertices = torch.from_numpy(mesh.vertices.astype(np.float32)).to(device)
+    vertices = float32_tensor(mesh.vertices).to(device)
     return vertices, torch.from_numpy(mesh.faces).to(device)
 
 

@@ -36,7 +36,7 @@ from gaussian_splatting.engine.state_schema import ANY, StateRule
 from gaussian_splatting.engine.training_views import TrainingView, without_uncovered
 from gaussian_splatting.engine.view_sampling import smaller
 from gaussian_splatting.scenes.reference_layout import TRANSIENT_MASKS
-from sugar_utils.device import upload
+from sugar_utils.device import float32_tensor, upload
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
@@ -193,5 +193,5 @@ class Transients(Component):
 
 def enlarged(mask: np.ndarray, size: tuple[int, int]) -> Tensor:
     """A small mask at the height and width of an image, with smooth outlines. (h, w) -> (H, W)"""
-    values = torch.from_numpy(mask.astype(np.float32))[None, None]
+    values = float32_tensor(mask)[None, None]
     return functional.interpolate(values, size, mode="bilinear", align_corners=False)[0, 0] >= 0.5

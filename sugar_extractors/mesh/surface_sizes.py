@@ -11,6 +11,7 @@ import torch
 
 from gaussian_splatting.core.subsets import about, longest_side
 from gaussian_splatting.data.cameras import Camera, nearest_pixel_sizes
+from sugar_utils.device import float32_tensor
 from sugar_utils.neighbors import nearest_neighbors_of
 
 SCALE = 1.1  # side of the solver's cube in sides of the points' bounding cube
@@ -53,14 +54,14 @@ def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
 
     (V, 3), (P, 3) -> (V,) world units
     """
-    queries = torch.from_numpy(vertices.astype(np.float32))
+    queries = float32_tensor(vertices)
     squares = nearest_neighbors_of(queries, torch.from_numpy(points), 1).sq_distances
     return squares[:, 0].sqrt().numpy()
 
 
 def nearest_rows(queries: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Return the row of the point that is nearest to each query. (Q, 3), (P, 3) -> (Q,)"""
-    query_tensor = torch.from_numpy(queries.astype(np.float32))
-    point_tensor = torch.from_numpy(points.astype(np.float32))
+    query_tensor = float32_tensor(queries)
+    point_tensor = float32_tensor(points)
     neighbors = nearest_neighbors_of(query_tensor, point_tensor, 1)
     return neighbors.indices[:, 0].numpy()

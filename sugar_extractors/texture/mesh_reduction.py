@@ -20,6 +20,7 @@ from sugar_scene.mesh_files.tangent_space import FLAT, encoded, tangent_frames, 
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, sample_texture
 from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.device import float32_tensor
 from sugar_utils.errors import UserError
 
 _CHUNK_TEXELS = 1 << 20
@@ -47,7 +48,7 @@ def simplified(
     if texture_side is not None:
         side = min(side, texture_side)
     square = texture_atlas.largest_square_size(reduced.n_faces, side)
-    vertices = torch.from_numpy(reduced.vertices.astype(np.float32))
+    vertices = float32_tensor(reduced.vertices)
     faces = torch.from_numpy(reduced.faces)
     atlas = texture_atlas.make_atlas("charts", vertices, faces, square)
     target = TexturedMesh(vertices, faces, atlas.uvs.cpu(), mesh.texture)

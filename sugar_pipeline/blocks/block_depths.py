@@ -29,6 +29,7 @@ from sugar_scene.depth_view import DepthView, Renderer
 from sugar_scene.regions import Corner, corner_of
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
+from sugar_utils.device import float32_tensor
 from sugar_utils.errors import say_nothing
 from sugar_utils.files import (
     atomic_path,
@@ -92,7 +93,7 @@ class StoredView:
             steps = arrays["inverse_depth"]
             least, span, most_weight = arrays["scales"].tolist()
             camera = self._camera(arrays)
-            inverse = torch.from_numpy(steps.astype(np.float32)) - 1
+            inverse = float32_tensor(steps) - 1
             colors = torch.from_numpy(arrays["colors"])
             weights = torch.from_numpy(arrays["weights"])
         depth = 1 / (least + inverse * (span / _STEPS))
@@ -211,7 +212,7 @@ def _counted(camera: Camera, depth: Tensor) -> Tensor:
 
 def _widened(is_known: np.ndarray) -> np.ndarray:
     """Return the pixels within the squares whose variance is texture. (H, W) bool"""
-    values = torch.from_numpy(is_known.astype(np.float32))[None, None]
+    values = float32_tensor(is_known)[None, None]
     widened = functional.max_pool2d(values, TEXTURE_PATCH, stride=1, padding=TEXTURE_PATCH // 2)
     return widened[0, 0].numpy() > 0
 

@@ -24,6 +24,7 @@ from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.device import float32_tensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class RefinedPart:
             background = _inside(self.block, background)
         return replace(
             cloud,
-            vertices=torch.from_numpy(vertices.astype(np.float32)),
+            vertices=float32_tensor(vertices),
             sh_dc=cloud.sh_dc[rows],
             sh_rest=cloud.sh_rest[rows],
             opacity_logits=cloud.opacity_logits[rows],
@@ -87,7 +88,7 @@ class RefinedPart:
         require_same_faces(n_faces, mesh.n_faces, self.textured)
         return replace(
             mesh,
-            vertices=torch.from_numpy(vertices.astype(np.float32)),
+            vertices=float32_tensor(vertices),
             faces=mesh.faces[:n_faces],
             uvs=mesh.uvs[:n_faces],
         )

@@ -35,6 +35,7 @@ from sugar_scene.mesh_files.tangent_space import (
 )
 from sugar_scene.triangle_mesh import fits_float32
 from sugar_scene.triangle_rasterizer import rasterize_triangles
+from sugar_utils.device import float32_tensor
 from sugar_utils.errors import Notify, UserError, reason_of
 from sugar_utils.files import atomic_path, require_regular_file
 
@@ -392,9 +393,9 @@ def read_textured_mesh(
         uvs = layout.moved(uvs, np.minimum(material_rows, len(layout.sizes) - 1), path)
     normals = appearance.normals
     return TexturedMesh(
-        vertices=torch.from_numpy(vertices.astype(np.float32)),
+        vertices=float32_tensor(vertices),
         faces=torch.from_numpy(vertex_rows.copy()),
-        uvs=torch.from_numpy(uvs.astype(np.float32)),
+        uvs=float32_tensor(uvs),
         texture=torch.from_numpy(appearance.texture),
         normal_map=None if normals is None else torch.from_numpy(normals),
     )
