@@ -20,7 +20,7 @@ from plyfile import PlyData, PlyElement, PlyParseError
 from torch import Tensor
 
 from gaussian_splatting.core.subsets import is_among, values_by_key
-from gaussian_splatting.formats.ply import color_properties, ply_errors
+from gaussian_splatting.formats.ply import color_properties, columns_of, ply_errors
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
@@ -485,27 +485,22 @@ def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
     if color_names is None:
         colors = np.full((len(vertex), 3), _DEFAULT_COLOR)
     else:
-        colors = _columns(vertex, color_names)
+        colors = columns_of(vertex, color_names)
         if vertex[color_names[0]].dtype.kind == "f":
             colors = colors * 255
     colors = np.clip(np.rint(colors), 0, 255)
-    normals = None if _missing_columns(vertex, _NORMAL) else _columns(vertex, _NORMAL)
+    normals = None if _missing_columns(vertex, _NORMAL) else columns_of(vertex, _NORMAL)
     filled = None
     if not _missing_columns(vertex, (_FILLED,)):
         filled = np.asarray(vertex[_FILLED]) != 0
     faces = _triangles(path, data["face"].data)
-    vertices = _columns(vertex, _POSITION)
+    vertices = columns_of(vertex, _POSITION)
     return TriangleMesh(vertices, faces, colors.astype(np.uint8), normals, filled)
 
 
 def _missing_columns(rows: np.ndarray, names: Sequence[str]) -> list[str]:
     present = rows.dtype.names or ()
     return [name for name in names if name not in present]
-
-
-def _columns(rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Named properties side by side. (N, len(names)) float64"""
-    return np.stack([np.asarray(rows[name], dtype=np.float64) for name in names], axis=1)
 
 
 def _triangles(path: Path, faces: np.ndarray) -> np.ndarray:
