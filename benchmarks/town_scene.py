@@ -31,6 +31,7 @@ from sugar_scene import triangle_mesh
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_scene.surface_queries import AreaSamples, Surface, sample_surface
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.device import float32_tensor
 from sugar_utils.entrypoint import run_main
 from sugar_utils.files import write_json_atomic
 from tests.support.random_scenes import look_at
@@ -177,9 +178,9 @@ def painted(quads: np.ndarray) -> TexturedMesh:
     corners = np.concatenate([uvs[:, [0, 1, 2]], uvs[:, [0, 2, 3]]], axis=1).reshape(-1, 3, 2)
     mesh = Quads(quads).mesh()
     return TexturedMesh(
-        vertices=torch.from_numpy(mesh.vertices.astype(np.float32)),
+        vertices=float32_tensor(mesh.vertices),
         faces=torch.from_numpy(mesh.faces),
-        uvs=torch.from_numpy(corners.astype(np.float32)),
+        uvs=float32_tensor(corners),
         texture=torch.from_numpy(texture()),
     )
 

@@ -72,10 +72,7 @@ def between(cameras: Sequence[Camera], n: int) -> list[Camera]:
     times = np.linspace(0, len(cameras) - 1, n)
     places = CubicSpline(key_times, key_centers)(times)
     rotations = RotationSpline(key_times, key_rotations)(times).as_matrix()
-    path = []
-    for number in range(n):
-        path.append(_placed(cameras[0], number, rotations[number], places[number]))
-    return path
+    return [_placed(cameras[0], number, rotations[number], places[number]) for number in range(n)]
 
 
 def _placed(camera: Camera, number: int, rotation: np.ndarray, place: np.ndarray) -> Camera:

@@ -344,9 +344,7 @@ def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Mask
     paths = [None if ambiguous[path] > 1 else path for path in paths]
     if not all(paths):
         paths = _by_number(cameras, folder) or paths
-    masks = []
-    for camera, path in zip(cameras, paths, strict=True):
-        masks.append(_of_file(camera, path, mode))
+    masks = [_of_file(camera, path, mode) for camera, path in zip(cameras, paths, strict=True)]
     return _MaskFiles(str(folder), masks)
 
 

@@ -127,10 +127,7 @@ def create_database(
 
 def _single_rigs(lenses: Lenses) -> list[Rig]:
     """Return a rig of one camera for each lens."""
-    rigs = []
-    for lens, indices in lenses:
-        rigs.append(Rig([(lens, np.eye(3))], [[index] for index in indices]))
-    return rigs
+    return [Rig([(lens, np.eye(3))], [[index] for index in indices]) for lens, indices in lenses]
 
 
 def _write_sensor(database: pycolmap.Database, lens: pycolmap.Camera) -> pycolmap.sensor_t:

@@ -120,10 +120,7 @@ def _crossed_cells(field: SparseField) -> _Cells:
         corner_rows = [_corner_view(rows, corner, side)[at] for corner in _CORNERS]
         places = chunk[active[:, 0]] * side + active[:, 1:]
         chunks.append(_Cells(places, np.stack(corner_rows, axis=1)))
-    return _Cells(
-        places=np.concatenate([chunk.places for chunk in chunks]),
-        rows=np.concatenate([chunk.rows for chunk in chunks]),
-    )
+    return _Cells(*map(np.concatenate, zip(*chunks, strict=True)))
 
 
 def _corner_rows(table: np.ndarray, blocks: np.ndarray, side: int) -> np.ndarray:

@@ -99,12 +99,7 @@ class _Complex:
 
     def with_points(self, points: np.ndarray, samples: PointSamples) -> _Complex:
         """Return the complex of these and more points."""
-        earlier = self.samples
-        joined = PointSamples(
-            distances=np.concatenate([earlier.distances, samples.distances]),
-            is_known=np.concatenate([earlier.is_known, samples.is_known]),
-            colors=np.concatenate([earlier.colors, samples.colors]),
-        )
+        joined = PointSamples(*map(np.concatenate, zip(self.samples, samples, strict=True)))
         return _Complex(np.concatenate([self.points, points]), joined)
 
     def crossed(self, first: int = 0) -> CrossedEdges:

@@ -40,9 +40,7 @@ def compact(charts: Charts) -> Charts:
     order = np.argsort(numbers, kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(n_charts + 1))
     # Faces of each chart.
-    rows_of = {}
-    for number in range(n_charts):
-        rows_of[number] = order[bounds[number] : bounds[number + 1]]
+    rows_of = {number: order[bounds[number] : bounds[number + 1]] for number in range(n_charts)}
     waiting = list(range(n_charts))
     while waiting:
         number = waiting.pop()

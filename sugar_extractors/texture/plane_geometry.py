@@ -59,11 +59,7 @@ def cells_inside(triangles: np.ndarray) -> CellsInside:
         is_inside = _lies_inside(x + 0.5, y + 0.5, triangles[first:last], counts[first:last])
         chunks.append(CellsInside(faces[is_inside], x[is_inside], y[is_inside]))
         first = last
-    return CellsInside(
-        faces=np.concatenate([chunk.faces for chunk in chunks]),
-        x=np.concatenate([chunk.x for chunk in chunks]),
-        y=np.concatenate([chunk.y for chunk in chunks]),
-    )
+    return CellsInside(*map(np.concatenate, zip(*chunks, strict=True)))
 
 
 def _lies_inside(

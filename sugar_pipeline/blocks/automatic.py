@@ -98,9 +98,7 @@ def expected_gaussians(cameras: Sequence[Camera], limit: int | None) -> int:
 def training_bytes(n: int, width: int, height: int, optimizer: OptimizerConfig) -> int:
     """Return the predicted bytes of a step on a number of Gaussians and a view of a size."""
     row = torch.empty(1, device="cpu")
-    tensors = {}
-    for name, sides in _SIDES.items():
-        tensors[name] = row.expand(n, *sides)
+    tensors = {name: row.expand(n, *sides) for name, sides in _SIDES.items()}
     visible = min(n, width * height // _PIXELS_PER_VISIBLE)
     view = ViewLoad(width, height, visible, _TILES * visible)
     load = StepLoad(n, ModelLoad.of(tensors, optimizer), view, geometry="planes")

@@ -139,9 +139,7 @@ class _ViewFigures:
 
     def means(self) -> dict[str, float]:
         """Average figures over the views, rounded."""
-        means = {}
-        for name, values in self.values.items():
-            means[name] = round(sum(values) / len(values), 4)
+        means = {name: round(sum(values) / len(values), 4) for name, values in self.values.items()}
         hole_share = self.n_hole_pixels / max(1, self.n_covered_pixels)
         return {**means, "hole_share": round(hole_share, 4)}
 

@@ -37,7 +37,7 @@ from sugar_scene.triangle_mesh import fits_float32
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 from sugar_utils.device import float32_tensor
 from sugar_utils.errors import Notify, UserError, reason_of
-from sugar_utils.files import atomic_path, require_regular_file
+from sugar_utils.files import atomic_path, require_regular_file, without_none
 
 _CHUNK_ROWS = 1 << 16
 _LARGE_PNG = 8 << 20
@@ -68,14 +68,8 @@ class TexturedMesh:
 
     def to(self, device: torch.device | str) -> TexturedMesh:
         """Return the mesh with all tensors on a device."""
-        normal_map = self.normal_map
-        return TexturedMesh(
-            vertices=self.vertices.to(device),
-            faces=self.faces.to(device),
-            uvs=self.uvs.to(device),
-            texture=self.texture.to(device),
-            normal_map=None if normal_map is None else normal_map.to(device),
-        )
+        tensors = without_none(vars(self))
+        return TexturedMesh(**{name: tensor.to(device) for name, tensor in tensors.items()})
 
     def corner_axes(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return vertex normals, (R, 3, 3), and tangents, (R, 3, 4), at the corners of faces.
