@@ -19,6 +19,7 @@ import torch
 from plyfile import PlyData, PlyElement, PlyParseError
 from torch import Tensor
 
+from gaussian_splatting.core.color_bytes import rounded_bytes
 from gaussian_splatting.core.subsets import is_among, values_by_key
 from gaussian_splatting.formats.ply import color_properties, columns_of, ply_errors
 from sugar_utils.errors import UserError
@@ -488,14 +489,13 @@ def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
         colors = columns_of(vertex, color_names)
         if vertex[color_names[0]].dtype.kind == "f":
             colors = colors * 255
-    colors = np.clip(np.rint(colors), 0, 255)
     normals = None if _missing_columns(vertex, _NORMAL) else columns_of(vertex, _NORMAL)
     filled = None
     if not _missing_columns(vertex, (_FILLED,)):
         filled = np.asarray(vertex[_FILLED]) != 0
     faces = _triangles(path, data["face"].data)
     vertices = columns_of(vertex, _POSITION)
-    return TriangleMesh(vertices, faces, colors.astype(np.uint8), normals, filled)
+    return TriangleMesh(vertices, faces, rounded_bytes(colors), normals, filled)
 
 
 def _missing_columns(rows: np.ndarray, names: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.color_bytes import color_bytes
 from gaussian_splatting.core.moved import Z_UP_AXES
 from gaussian_splatting.core.subsets import box_of_most
 from gaussian_splatting.data.cameras import Camera, upright_axes
@@ -288,7 +289,7 @@ def _transparent_picture(model: ShownModel, camera: Camera) -> np.ndarray:
     # The picture is blended over black.
     colors = model.picture(camera) / alpha.clamp_min(_MIN_ALPHA)[..., None]
     values = torch.cat([colors.clamp(0, 1), alpha[..., None]], dim=2)
-    levels = (values * is_covered[..., None] * 255).round().to(torch.uint8)
+    levels = color_bytes(values * is_covered[..., None])
     return levels.cpu().numpy()
 
 

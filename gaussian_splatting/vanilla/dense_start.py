@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.color_bytes import color_bytes
 from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
 from gaussian_splatting.data.cameras import Camera, LoadImage
 from gaussian_splatting.data.masks import VisualHull
@@ -108,7 +109,7 @@ def with_dense_points(
     notify(f"dense start: {len(points):,} of {n_points:,} points that photographs agree on")
     if len(points) == 0:
         return cloud
-    cloud_colors = (sh_to_rgb(cloud.sh_dc[:, 0]).clamp(0, 1) * 255).round().to(torch.uint8)
+    cloud_colors = color_bytes(sh_to_rgb(cloud.sh_dc[:, 0]).clamp(0, 1))
     all_points = torch.cat([cloud.means, points.to(cloud.means)])
     all_colors = torch.cat([cloud_colors, colors.to(cloud_colors.device)])
     start = initial_cloud(all_points, all_colors)

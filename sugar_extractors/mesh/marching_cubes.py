@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from gaussian_splatting.core.color_bytes import rounded_bytes
 from sugar_scene.triangle_mesh import TriangleMesh
 
 try:
@@ -94,7 +95,7 @@ def extract_surface(field: SparseField) -> TriangleMesh:
         vertices=vertices * field.voxel + np.array(field.origin),
         # The tables wind towards smaller values.
         faces=faces.reshape(-1, 3)[:, ::-1].copy(),
-        colors=np.clip(np.rint(color * 255), 0, 255).astype(np.uint8),
+        colors=rounded_bytes(color * 255),
     )
 
 

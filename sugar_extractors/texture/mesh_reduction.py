@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from gaussian_splatting.core.color_bytes import color_bytes
 from gaussian_splatting.core.subsets import longest_side
 from sugar_extractors.mesh.decimation import decimated
 from sugar_extractors.texture import texture_atlas
@@ -98,7 +99,7 @@ def transferred(
             if corner_axes is not None:
                 fine_normals += hits.interpolated(source.normals[source.faces[hits.faces]])
         texel_places = (torch.from_numpy(y), torch.from_numpy(x))
-        picture[first:end][texel_places] = (texel_colors * 255).round().to(torch.uint8)
+        picture[first:end][texel_places] = color_bytes(texel_colors)
         if corner_axes is not None:
             corner_normals, corner_tangents = corner_axes
             face_rows = torch.from_numpy(target_faces).long()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gaussian_splatting.core.color_bytes import rounded_bytes
 from gaussian_splatting.data.scans.voxel_grid import VoxelGrid
 from gaussian_splatting.formats.ply import columns_of, read_point_table
 from sugar_utils.errors import Notify, UserError, explained
@@ -135,7 +136,7 @@ def _colors_of(values: np.ndarray, is_deep: bool) -> np.ndarray:
     if is_deep:
         colors = colors / 257
     colors = np.where(share > 0, colors, _GREY)
-    return np.rint(colors).clip(0, 255).astype(np.uint8)
+    return rounded_bytes(colors)
 
 
 def scan_system(path: Path) -> str | None:

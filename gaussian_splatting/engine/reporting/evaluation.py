@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core.color_bytes import color_bytes
 from gaussian_splatting.data.cameras import Camera, LoadImage
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.losses.exposure import fit_gain_and_offset
@@ -318,7 +319,7 @@ def to_unit(image: Tensor) -> Tensor:
 
 def to_uint8(image: Tensor) -> Tensor:
     """The image as an 8-bit file would keep it, rounded to nearest."""
-    return (to_unit(image) * 255).round().to(torch.uint8)
+    return color_bytes(to_unit(image))
 
 
 def _unit_pair(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

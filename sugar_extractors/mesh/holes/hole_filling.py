@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gaussian_splatting.core.color_bytes import rounded_bytes
 from gaussian_splatting.core.subsets import is_among
 from sugar_extractors.mesh.holes.fairing import OneRing, cotangent_laplacian, membrane
 from sugar_extractors.mesh.holes.hole_shapes import (
@@ -231,7 +232,7 @@ def _joined(
     if patch.mesh.n_vertices > n_rim:
         laplacian = cotangent_laplacian(patch, patch.mesh.vertices, one_ring)
         colors = membrane(laplacian, colors, n_rim)
-    colors = np.rint(np.clip(colors, 0, 255)).astype(np.uint8)
+    colors = rounded_bytes(colors)
     before = mesh.filled
     if before is None:
         before = np.zeros(mesh.n_vertices, dtype=bool)
