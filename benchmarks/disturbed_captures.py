@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -28,23 +26,19 @@ import sugar_utils  # noqa: F401  before torch
 import numpy as np
 from PIL import Image
 
+from benchmarks.faulty_captures import Row, run_logged, score_in
 from benchmarks.rasterizer import print_machine, print_table
-from gaussian_splatting.data.images import ImageStore
-from gaussian_splatting.engine.reporting.evaluation import score_views
 from gaussian_splatting.formats.ply import read_gaussian_ply
-from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.scenes.scene import TEST_INTERVAL, VanillaSize, load_scene
 from sugar_utils.entrypoint import run_main
 from sugar_utils.flags import Parser, integer, name_list, positive_float, positive_int
 from tests.support.disturbances import occluded, shaded, toned
 from tests.support.faulty_captures import view_names
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 ALL = ("tones", "shadows", "persons")
 TRUTH = "truth"  # folder of masks, dark where something is wrong
 PERSON = 0
 SHADOW = 64
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -105,16 +99,13 @@ def make_capture(source: Path, target: Path, side: int, ways: tuple[str, ...], s
         Image.fromarray(truth).save(target / TRUTH / f"{name}.png")
 
 
-def train(capture: Path, out: Path, flags: tuple[str, ...]) -> list[str]:
-    """Train the vanilla stage; return its output."""
+def train(capture: Path, out: Path, flags: tuple[str, ...]) -> None:
+    """Train the vanilla stage."""
     program = ["gaussian_splatting/train.py", "-s", str(capture), "-m", str(out), "--eval"]
     command = [sys.executable, *program, "--overwrite", "True", *flags]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
-    out.with_suffix(".log").write_text("\n".join(lines), encoding="utf-8")
-    if done.returncode:
+    code, lines = run_logged(command, out.with_suffix(".log"))
+    if code:
         raise SystemExit("\n".join(lines[-20:]))
-    return lines
 
 
 def measure(capture: Path, out: Path) -> Row:
@@ -123,13 +114,7 @@ def measure(capture: Path, out: Path) -> Row:
     paths = out.glob("point_cloud/*/point_cloud.ply")
     path = max(paths, key=lambda path: int(path.parent.name.split("_")[1]))
     cloud = read_gaussian_ply(path, lambda line: None).activate()
-    with ImageStore() as images:
-        result = score_views(
-            lambda view: render_view(cloud, view, white=False, geometry=False).image,
-            scene.test_cameras,
-            images.shown,
-            fitted=True,
-        )
+    result = score_in(scene.test_cameras, cloud, fitted=True)
     row = {"psnr": result.psnr, "fitted": result.fitted_psnr, "gaussians": len(cloud.means)}
     return row | compare_masks(capture, out)
 

@@ -11,7 +11,6 @@ known. Shown beside them are the views that the program named.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import shutil
 import subprocess
@@ -28,10 +27,12 @@ import sugar_utils  # noqa: F401  before torch
 import numpy as np
 
 from benchmarks.rasterizer import print_machine, print_table
+from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.data.masks import MaskOptions
 from gaussian_splatting.data.observations import ViewOptions
-from gaussian_splatting.engine.reporting.evaluation import score_views
+from gaussian_splatting.engine.reporting.evaluation import EvaluationResult, score_views
 from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.rasterization import render_view
 from gaussian_splatting.scenes.scene import Scene, load_scene
@@ -96,10 +97,26 @@ def train(scene: Path, out: Path, args: argparse.Namespace) -> tuple[int, list[s
         *SHORT,
         *args.flags,
     ]
+    return run_logged(command, out.parent.with_suffix(".log"))
+
+
+def run_logged(command: list[str], log: Path) -> tuple[int, list[str]]:
+    """Run a program of the repository; returns its exit code and output, which a log keeps."""
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
-    out.parent.with_suffix(".log").write_text("\n".join(lines), encoding="utf-8")
+    log.write_text("\n".join(lines), encoding="utf-8")
     return done.returncode, lines
+
+
+def score_in(views: list[Camera], cloud: Gaussians, fitted: bool) -> EvaluationResult:
+    """Figures of Gaussians in some views."""
+    with ImageStore() as images:
+        return score_views(
+            lambda view: render_view(cloud, view, white=False, geometry=False).image,
+            views,
+            images.shown,
+            fitted=fitted,
+        )
 
 
 def measure(out: Path, clean: Scene, root: Path, faulty: set[str]) -> Row:
@@ -110,13 +127,10 @@ def measure(out: Path, clean: Scene, root: Path, faulty: set[str]) -> Row:
         "vanilla": sorted(out.glob("vanilla_gs/*/point_cloud/*/point_cloud.ply")),
         "refined": sorted(out.glob("refined_ply/*/*.ply")),
     }
-    with ImageStore() as images:
-        for name, paths in models.items():
-            if not paths:
-                continue
+    for name, paths in models.items():
+        if paths:
             cloud = read_gaussian_ply(paths[-1], lambda line: None).activate()
-            draw = functools.partial(render_view, cloud, white=False, geometry=False)
-            found = score_views(lambda view, draw=draw: draw(view).image, views, images.shown)
+            found = score_in(views, cloud, fitted=False)
             row[name] = found.counted.get("psnr", found.psnr)
     meshes = sorted(out.glob("coarse_mesh/*/*.ply"))
     if meshes and (root / OBJECT_FILE).is_file():

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     mesh = with_vertex_normals(read_mesh_ply(args.scene / "gt_object.ply"))
     scene = load_scene(args.scene)
     shutil.copytree(args.scene, args.folder)
-    for camera in [*scene.train_cameras, *scene.test_cameras]:
+    for camera in scene.cameras:
         if camera.image_path is None:
             continue
         source = Path(camera.image_path)

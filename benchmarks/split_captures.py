@@ -31,7 +31,7 @@ import sugar_utils  # noqa: F401  before torch
 import torch
 
 from benchmarks.rasterizer import print_machine, print_table
-from benchmarks.town_scene import N_PATCHES, painted
+from benchmarks.town_scene import N_PATCHES, camera_at, painted, turn_about_z
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import read_reconstruction
 from gaussian_splatting.data.color_spaces import srgb_of_light
@@ -46,12 +46,11 @@ from sugar_utils.entrypoint import run_main
 from sugar_utils.errors import UserError
 from sugar_utils.flags import Parser, positive_float
 from tests.support.pose_errors import pose_errors
-from tests.support.random_scenes import look_at
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+FOCAL = 0.8  # in image widths
 CELL = 0.5  # side of the quadrangles that a wall is painted in, world units
 PART = 0.96  # used share of the side of a part of the texture
-FOCAL = 0.8  # in image widths
 SEED = 5
 PAINT = 0.22  # contrast of the figure's paint
 EXPOSURE = 0.11  # share of the light of a good exposure
@@ -67,13 +66,9 @@ class Capture:
     write: Callable[[Path, list[Camera]], None]
 
 
-def camera_at(number: int, center: np.ndarray, target: np.ndarray, width: int) -> Camera:
-    """Return a camera with square pixels that looks at a target."""
-    height = 3 * width // 4
-    focal = FOCAL * width
-    name = f"view_{number:03d}.jpg"
-    view = look_at(center, target, width=width, height=height, focal=focal, name=name)
-    return replace(view, fy=focal)
+def view_at(number: int, center: np.ndarray, target: np.ndarray, width: int) -> Camera:
+    """Return the camera of a photograph that looks at a target."""
+    return camera_at(f"view_{number:03d}.jpg", center, target, width, FOCAL)
 
 
 def rectangle(corner: np.ndarray, across: np.ndarray, up: np.ndarray) -> np.ndarray:
@@ -136,12 +131,12 @@ def cameras_of_rooms() -> list[Camera]:
             for x in (-0.9, -0.5, -0.15, 0.2):
                 center = np.array([x, 0.1 * np.sin(20 * x), 0.65])
                 places.append((center, center + [1.0, 0.1 * np.cos(9 * x), -0.05]))
-    return [camera_at(k, *place, width=480) for k, place in enumerate(places)]
+    return [view_at(k, *place, width=480) for k, place in enumerate(places)]
 
 
 def house() -> np.ndarray:
     """Return a house with pillars on ground. (Q, 4, 3)"""
-    x, y, z = np.eye(3)
+    x, y, _ = np.eye(3)
     parts = [rectangle(np.array([-3.0, -3.0, 0.0]), 6 * x, 6 * y)]
     parts.append(box((-1.5, -1.5, 0.0), (1.5, 1.5, 1.3)))
     rng = np.random.default_rng(SEED)
@@ -150,11 +145,7 @@ def house() -> np.ndarray:
             deep, high = rng.uniform(0.05, 0.25), rng.uniform(0.2, 1.2)
             low, top = np.array([along, -1.5 - deep, 0.0]), np.array([along + 0.15, -1.5, high])
             pillar = box(tuple(low), tuple(top))
-            angle = np.pi / 2 * side
-            turn = np.array(
-                [np.cos(angle) * x - np.sin(angle) * y, np.sin(angle) * x + np.cos(angle) * y, z]
-            )
-            parts.append(pillar @ turn.T)
+            parts.append(pillar @ turn_about_z(np.pi / 2 * side).T)
     return np.concatenate(parts)
 
 
@@ -170,9 +161,8 @@ def cameras_of_walk() -> list[Camera]:
         toward = np.array([-np.sin(bend), np.cos(bend), 0.0])
         center = np.array([along, -half, 0.6 + 0.1 * np.sin(number)]) - distance * toward
         target = center + toward + [0.1 * np.sin(2.0 * number), 0.0, -0.1]
-        cosine, sine = np.cos(np.pi / 2 * side), np.sin(np.pi / 2 * side)
-        turn = np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
-        cameras.append(camera_at(number, turn @ center, turn @ target, width=480))
+        turn = turn_about_z(np.pi / 2 * side)
+        cameras.append(view_at(number, turn @ center, turn @ target, width=480))
     return cameras
 
 
@@ -211,7 +201,7 @@ def cameras_of_figure() -> list[Camera]:
         a, e = np.radians([azimuth, elevation])
         away = np.array([np.cos(a) * np.cos(e), np.sin(a) * np.cos(e), np.sin(e)])
         target = np.array([0.0, 0.0, 0.45])
-        cameras.append(camera_at(number, target + 1.5 * away, target, width=960))
+        cameras.append(view_at(number, target + 1.5 * away, target, width=960))
     return cameras
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +31,10 @@ from sugar_scene import triangle_mesh
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_scene.surface_queries import AreaSamples, Surface, sample_surface
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.device import float32_tensor
 from sugar_utils.entrypoint import run_main
 from sugar_utils.files import write_json_atomic
+from tests.support.random_scenes import look_at
 
 SPACING = 0.4  # of the cameras, world units
 ALTITUDE = 1.5  # of the cameras above the ground
@@ -74,14 +76,27 @@ def ground_height(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return HILLS * (np.sin(0.9 * x + 0.4) * np.cos(0.7 * y) + 0.4 * np.sin(2.1 * x - 1.3 * y))
 
 
-def ground(half: float) -> np.ndarray:
-    """Cells of the ground between -half and half. (Q, 4, 3)"""
-    n = int(np.ceil(2 * half / CELL))
+def cells(half: float, n: int) -> np.ndarray:
+    """Divide the level ground between -half and half into n x n cells. (Q, 4, 3)"""
     lines = np.linspace(-half, half, n + 1)
     x, y = np.meshgrid(lines, lines, indexing="ij")
-    points = np.stack([x, y, ground_height(x, y)], axis=-1)
+    points = np.stack([x, y, np.zeros_like(x)], axis=-1)
     corners = [points[:-1, :-1], points[1:, :-1], points[1:, 1:], points[:-1, 1:]]
     return np.stack(corners, axis=2).reshape(-1, 4, 3)
+
+
+def ground(half: float) -> np.ndarray:
+    """Cells of the hilly ground between -half and half. (Q, 4, 3)"""
+    quads = cells(half, int(np.ceil(2 * half / CELL)))
+    quads[..., 2] = ground_height(quads[..., 0], quads[..., 1])
+    return quads
+
+
+def turn_about_z(angle: float) -> np.ndarray:
+    """Return the rotation by an angle, counterclockwise seen from above. (3, 3)"""
+    cosine = np.cos(angle)
+    sine = np.sin(angle)
+    return np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
 
 
 def house(middle: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -89,9 +104,7 @@ def house(middle: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     width, depth = rng.uniform(0.16, 0.2, 2)
     height = rng.uniform(0.14, 0.42)
     ridge = height + rng.uniform(0.04, 0.12)
-    angle = rng.uniform(0, np.pi)
-    cosine, sine = np.cos(angle), np.sin(angle)
-    turn = np.array([[cosine, -sine, 0], [sine, cosine, 0], [0, 0, 1]])
+    turn = turn_about_z(rng.uniform(0, np.pi))
     base = -0.1  # below the ground around
     plan = np.array([[-width, -depth], [width, -depth], [width, depth], [-width, depth]])
     low = np.pad(plan, ((0, 0), (0, 1)), constant_values=base)
@@ -165,11 +178,20 @@ def painted(quads: np.ndarray) -> TexturedMesh:
     corners = np.concatenate([uvs[:, [0, 1, 2]], uvs[:, [0, 2, 3]]], axis=1).reshape(-1, 3, 2)
     mesh = Quads(quads).mesh()
     return TexturedMesh(
-        vertices=torch.from_numpy(mesh.vertices.astype(np.float32)),
+        vertices=float32_tensor(mesh.vertices),
         faces=torch.from_numpy(mesh.faces),
-        uvs=torch.from_numpy(corners.astype(np.float32)),
+        uvs=float32_tensor(corners),
         texture=torch.from_numpy(texture()),
     )
+
+
+def camera_at(
+    name: str, center: np.ndarray, target: np.ndarray, width: int, focal: float
+) -> Camera:
+    """Return a camera with square pixels that looks at a target; ``focal`` in image widths."""
+    size = {"width": width, "height": round(0.75 * width), "focal": focal * width}
+    view = look_at(center, target, name=name, **size)
+    return replace(view, fy=view.fx)
 
 
 def cameras(side: int, width: int, height: int) -> list[Camera]:
@@ -236,7 +258,7 @@ def observed_pixels(
     depth = np.where(view[:, 2] > 0, view[:, 2], 1.0)
     pixels = view[:, :2] / depth[:, None] * [camera.fx, camera.fy] + [camera.cx, camera.cy]
     inside = (view[:, 2] > 0) & (pixels > 1).all(axis=1)
-    inside &= (pixels < np.array([camera.width, camera.height]) - 1).all(axis=1)
+    inside &= (pixels < np.array(camera.size) - 1).all(axis=1)
     to_eye = camera.center - points
     inside &= (to_eye * normals).sum(axis=1) > 0.1 * np.linalg.norm(to_eye, axis=1)
     rows = np.flatnonzero(inside)
@@ -246,10 +268,43 @@ def observed_pixels(
     return nearby[rows[is_free]], pixels[rows[is_free]]
 
 
+class ObservedSamples:
+    """How many views see each sample of a surface, in which colours, and where in them.
+
+    Args:
+        is_point: Whether a sample becomes a point of the reconstruction. (N,) bool
+    """
+
+    def __init__(self, is_point: np.ndarray) -> None:
+        self.n_views = np.zeros(len(is_point), int)
+        self._is_point = is_point
+        self._color_sums = np.zeros((len(is_point), 3))
+        self._tracks: list[ViewTracks] = []
+
+    def add(self, pixels: np.ndarray, rows: np.ndarray, keypoints: np.ndarray) -> None:
+        """Add a photograph and what :func:`observed_pixels` says of it."""
+        self.n_views[rows] += 1
+        columns, lines = keypoints.astype(int).T
+        self._color_sums[rows] += pixels[lines, columns]
+        of_points = self._is_point[rows]
+        self._tracks.append(ViewTracks(rows[of_points], keypoints[of_points]))
+
+    def points(self, positions: np.ndarray) -> TrackedPoints:
+        """Return the points that enough views see; positions of all samples: (N, 3)"""
+        is_point = self._is_point & (self.n_views >= MIN_VIEWS)
+        number = np.cumsum(is_point) - 1
+        views = []
+        for rows, keypoints in self._tracks:
+            stays = is_point[rows]
+            views.append(ViewTracks(number[rows[stays]], keypoints[stays]))
+        colors = np.round(self._color_sums[is_point] / self.n_views[is_point, None])
+        return TrackedPoints(positions[is_point], colors.astype(np.uint8), views)
+
+
 def photographed(textured: TexturedMesh, camera: Camera, width: int) -> np.ndarray:
     """Render a photograph at a width, and enlarge it to the size of its camera. (H, W, 3) uint8"""
     rendered = picture(textured, camera.reduced(width))
-    size = (camera.width, camera.height)
+    size = camera.size
     return np.asarray(Image.fromarray(rendered).resize(size, Image.Resampling.BICUBIC))
 
 
@@ -264,33 +319,17 @@ def run(args: argparse.Namespace) -> None:
     n_samples = round(SAMPLES_PER_AREA * (2 * half) ** 2)
     samples = sample_surface(mesh.vertices, mesh.faces, n_samples, SEED)
     surface_points = SurfacePoints.of(samples)
-    n_views = np.zeros(n_samples, int)
     is_point = np.random.default_rng(SEED + 4).uniform(size=n_samples) < POINTS_SHARE
-    number = np.cumsum(is_point) - 1
-    tracks = []
-    color_sums = np.zeros((n_samples, 3))
+    observed = ObservedSamples(is_point)
     for camera in views:
         pixels = photographed(textured, camera, args.rendered_width or args.width)
         Image.fromarray(pixels).save(args.folder / "images" / camera.name, quality=95)
-        rows, keypoints = observed_pixels(surface, camera, surface_points)
-        n_views[rows] += 1
-        columns, lines = keypoints.astype(int).T
-        color_sums[rows] += pixels[lines, columns]
-        of_points = is_point[rows]
-        tracks.append((rows[of_points], keypoints[of_points]))
-    is_point &= n_views >= MIN_VIEWS
-    number = np.cumsum(is_point) - 1
-    view_tracks = []
-    for rows, keypoints in tracks:
-        stays = is_point[rows]
-        view_tracks.append(ViewTracks(number[rows[stays]], keypoints[stays]))
-    noise = np.random.default_rng(SEED + 5).normal(size=(int(is_point.sum()), 3))
-    positions = samples.points[is_point] + POINT_NOISE * noise
-    colors = np.round(color_sums[is_point] / n_views[is_point, None]).astype(np.uint8)
-    write_capture(
-        args.folder / "sparse" / "0", views, TrackedPoints(positions, colors, view_tracks)
-    )
-    visible = n_views >= MIN_VIEWS
+        observed.add(pixels, *observed_pixels(surface, camera, surface_points))
+    points = observed.points(samples.points)
+    noise = np.random.default_rng(SEED + 5).normal(size=points.positions.shape)
+    points = replace(points, positions=points.positions + POINT_NOISE * noise)
+    write_capture(args.folder / "sparse" / "0", views, points)
+    visible = observed.n_views >= MIN_VIEWS
     write_truth(args.folder, mesh, samples.points[visible], samples.normals[visible])
 
 

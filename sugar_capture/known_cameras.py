@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import values_by_key
 from gaussian_splatting.data.images import lens_at
 from gaussian_splatting.data.names import CamerasByName
 from gaussian_splatting.data.world_offset import world_offset
@@ -224,9 +225,7 @@ def _describe_skipped(
     skipped: Sequence[SkippedCamera], find: CamerasByName[Photograph], n_cameras: int
 ) -> list[str]:
     """Count the skipped cameras for each reason, and propose an image for a missing one."""
-    names: dict[str, list[str]] = {}
-    for camera in skipped:
-        names.setdefault(camera.reason, []).append(camera.name)
+    names = values_by_key((camera.reason, camera.name) for camera in skipped)
     notes = []
     for reason, group in names.items():
         note = f"{len(group)} of {n_cameras} cameras are {reason}: {shortened(group)}"

@@ -8,7 +8,7 @@ a camera that looks at its middle: x right, y down, z forward.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from gaussian_splatting.core.subsets import values_by_key
 from gaussian_splatting.data.cameras import ViewMask
 from gaussian_splatting.data.images import decode_mask, open_image
 from sugar_capture.features.feature_database import Rig
 from sugar_capture.features.photographs import Photograph, output_names, read_grey, read_upright
-from sugar_utils.errors import Notify, UserError, shortened
+from sugar_utils.errors import Advance, Notify, UserError, shortened
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap
 
@@ -144,7 +145,7 @@ def write_views(
     masks: Sequence[ViewMask | None],
     folder: Path,
     photographer: float | None,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> tuple[list[Photograph], list[ViewMask | None]]:
     """Write the views of panoramas, six of each in the order of ``FACES``, and their masks.
 
@@ -266,10 +267,8 @@ def grouped(views: Sequence[Any]) -> list[Sequence[Any]]:
 
 def rigs_of(views: Sequence[Photograph]) -> list[Rig]:
     """Return a rig of six cameras for each size of views."""
-    moments: dict[int, list[Sequence[int]]] = {}
-    for indices in grouped(range(len(views))):
-        size = views[indices[0]].width
-        moments.setdefault(size, []).append(indices)
+    panoramas = grouped(range(len(views)))
+    moments = values_by_key((views[indices[0]].width, indices) for indices in panoramas)
     rotations = np.array(list(FACES.values()), float)
     rigs = []
     for size, size_moments in moments.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,8 +30,14 @@ from sugar_capture.convert_options import ConvertOptions
 from sugar_capture.features import photographs as pictures
 from sugar_capture.known_cameras import capture_folders, find_cameras
 from sugar_utils.console import Console
-from sugar_utils.errors import UserError
-from sugar_utils.files import atomic_path, file_digest, replaced_folder, write_json_atomic
+from sugar_utils.errors import Advance, UserError
+from sugar_utils.files import (
+    atomic_path,
+    file_digest,
+    replaced_folder,
+    without_none,
+    write_json_atomic,
+)
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import memory_usage, reset_peak
 from sugar_utils.recipe import digest_of
@@ -275,8 +281,7 @@ def note(source: Source, **facts: object) -> None:
     if source.video is not None:
         source_name = str(source.video.resolve())
     record = {**read_record(source.root), "source": source_name, **facts}
-    entries = {name: value for name, value in record.items() if value is not None}
-    write_json_atomic(source.work / RECORD, entries)
+    write_json_atomic(source.work / RECORD, without_none(record))
 
 
 def require_free(source: Source, overwrite: bool) -> None:
@@ -354,7 +359,7 @@ class Work:
         return read_record(self.source.root).get(name) == key
 
     @contextlib.contextmanager
-    def step(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+    def step(self, title: str, total: int) -> Iterator[Advance]:
         """Show the progress of a step with the remaining time, and record its duration."""
         start_time = time.monotonic()
         reset_peak("cpu")
@@ -395,7 +400,7 @@ def write_flat_pictures(
     by_name: Mapping[str, Original],
     folder: Path,
     resize: bool,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> None:
     """Write undistorted copies of all images that a model registers; existing copies stay.
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.masks import object_mask_path
 from gaussian_splatting.losses.exposure import median_gain
 from sugar_capture.features.photographs import Photograph, read_upright
@@ -94,13 +95,12 @@ def rounds_of(images: Iterable[np.ndarray], n: int) -> list[list[int]]:
     rounds: list[_Round] = []
     for index, image in enumerate(images):
         border_pixels = border_of(*image.shape[:2])
-        step = max(1, int(border_pixels.sum()) // _COMPARED)
-        border = image[border_pixels][::step].astype(np.float32)
+        border = about(image[border_pixels], _COMPARED).astype(np.float32)
         match = next((candidate for candidate in rounds if candidate.matches(border)), None)
         if match is not None:
             match.members.append(index)
             continue
-        textured = textured_border(image)[border_pixels][::step]
+        textured = about(textured_border(image)[border_pixels], _COMPARED)
         if textured.mean() < TEXTURED_SHARE:
             # Too little texture to detect a camera that stood still.
             return []

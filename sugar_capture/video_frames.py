@@ -19,7 +19,7 @@ from gaussian_splatting.data.color_spaces import ColorCodes, ColorSpace, color_s
 from gaussian_splatting.data.image_checks import sharpness
 from sugar_capture.features.photographs import picture_files
 from sugar_capture.gps.video_positions import VideoTrack, exif_with_position, video_track
-from sugar_utils.errors import UserError, explained
+from sugar_utils.errors import Advance, UserError, explained
 from sugar_utils.files import atomic_path, file_digest, require_regular_file, write_json_atomic
 from sugar_utils.schemas import Count, read_checked
 
@@ -36,7 +36,6 @@ _MAX_LOST_SHARE = 0.05  # of the frames, above which a video is damaged
 _FEW_ERRORS = 10  # that are never too many while a video is decoded
 _JPEG_QUALITY = 95
 _DEFAULT_RATE = 30  # frames per second, where a video has no rate
-Advance = Callable[[int], None]  # called with the number of frames that are done
 Progress = Callable[[str, int], contextlib.AbstractContextManager[Advance]]
 """Opened with a title and a total of frames."""
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import is_identity, moved_cloud, moved_points, unit_vectors
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
+from sugar_utils.device import float32_tensor
 from sugar_utils.errors import Notify
 
 
@@ -175,4 +175,4 @@ class PointExport:
 def moved_mesh(mesh: TexturedMesh, matrix: np.ndarray) -> TexturedMesh:
     """Return a textured mesh after a similarity. (4, 4)"""
     vertices = moved_points(mesh.vertices.double().numpy(), matrix)
-    return replace(mesh, vertices=torch.from_numpy(vertices.astype(np.float32)))
+    return replace(mesh, vertices=float32_tensor(vertices))

@@ -15,10 +15,13 @@ from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.losses.exposure import exposed, mean_exposure, unexposed
 from sugar_utils.device import upload
 
+Photograph = Callable[[Camera], Tensor]
+"""Returns the colours of a view, and how much each pixel counts. (H, W, 4) in [0, 1]"""
+
 
 def photo_source(
     images: ImageStore, device: torch.device, exposures: Mapping[str, Tensor]
-) -> Callable[[Camera], Tensor]:
+) -> Photograph:
     """Return a source of images and pixel weights; exposures are replaced by the mean one.
 
     A texture then has the colours of the mean image, as the Gaussians have.

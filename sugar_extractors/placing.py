@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from gaussian_splatting.core.moved import moved_points
+from gaussian_splatting.core.subsets import box_of_most
 from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.data.names import NameIndex
 from gaussian_splatting.data.world_offset import offset_for
@@ -96,7 +97,7 @@ def placing_matrix(
     if options.orient == "up":
         rotation = upright_axes(cameras, points)
         turned = vertices @ rotation.T
-        low, high = np.quantile(turned, (_LOWEST, 1 - _LOWEST), axis=0)
+        low, high = box_of_most(turned, _LOWEST)
         base = np.array([(low[0] + high[0]) / 2, turned[:, 1].min(), (low[2] + high[2]) / 2])
         matrix[:3, :3] = rotation
         matrix[:3, 3] = -base

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gaussian_splatting.data.cameras import view_directions
 from gaussian_splatting.scenes.scene import Scene
 from sugar_maps import map_systems
 from sugar_maps.control_points import (
@@ -89,7 +90,7 @@ def place_on_map(scene: Scene, flags: MapFlags, notify: Notify) -> MapPlacement:
     left_out = [residual.name for residual in placement.residuals if residual.role == LEFT_OUT]
     if left_out:
         notify(f"left out because they do not agree with the others: {shortened(left_out)}")
-    directions = np.stack([camera.rotation[2] for camera in scene.calibrated_cameras])
+    directions = view_directions(scene.calibrated_cameras)
     mean_view = placement.similarity.rotation @ directions.mean(axis=0)
     if mean_view[2] > _LOOKS_UP:
         notify(
@@ -232,7 +233,7 @@ def _located(
             )
             continue
         cameras = [rays.camera_of(observation) for observation in point.observations]
-        longest = max(max(camera.width, camera.height) for camera in cameras)
+        longest = max(camera.longest_side for camera in cameras)
         if place.error > max(_MAX_PIXEL_ERROR * longest, 1.0):
             notify(
                 f"note: {point.name} is left out: its pixels disagree by {place.error:.3g} pixels; "
@@ -422,7 +423,7 @@ def _require_orientation(fit: Fit, source: np.ndarray, what: str) -> None:
     error = fit.rms / np.sqrt(len(used))
     turn = float(np.degrees(np.arctan2(error, abs(lever))))
     if turn > _MAX_TURN:
-        extent = abs(fit.similarity.scale) * float(np.linalg.norm(np.ptp(used, axis=0)))
+        extent = abs(fit.similarity.scale) * _extent(used)
         raise UserError(
             f"{what} scatter by {fit.rms:.3g} m over a capture of {extent:.3g} m, which leaves its "
             f"orientation open by {turn:.0f} degrees; use control points, or --known_distance"

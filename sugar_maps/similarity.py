@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gaussian_splatting.core.random import generator
+from gaussian_splatting.core.subsets import longest_side
 
 MIN_POINTS = 3
 _MIN_ROBUST = 6  # points of which some may be taken for outliers
@@ -144,7 +145,7 @@ def _refined(
 ) -> Fit:
     """Fit a similarity again to the points that agree with it, until they stay the same."""
     n_points = len(source)
-    extent = float(np.ptp(target, axis=0).max())
+    extent = longest_side(target)
     ratio = _OUTLIER_RATIO * (1 + _SMALL_SAMPLE / (n_points - MIN_POINTS))
     is_used = np.zeros(n_points, bool)
     for _ in range(_REFINEMENTS):

@@ -130,7 +130,7 @@ def _placed(number: int, views: Sequence[_View], notify: Notify) -> PlacedTarget
         errors = _view_errors(corners, agreeing)
         worst = int(errors.argmax())
         camera = agreeing[worst].camera
-        limit = max(_MAX_PIXEL_ERROR * max(camera.width, camera.height), _LEAST_PIXEL_ERROR)
+        limit = max(_MAX_PIXEL_ERROR * camera.longest_side, _LEAST_PIXEL_ERROR)
         if errors[worst] <= limit:
             break
         if len(agreeing) == MIN_IMAGES:

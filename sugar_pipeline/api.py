@@ -23,6 +23,7 @@ from sugar_pipeline.pipeline.pipeline_result import PipelineResult
 from sugar_trainers.capture import SugarSize
 from sugar_utils.console import Console, Listener
 from sugar_utils.errors import say_nothing
+from sugar_utils.files import without_none
 
 PathLike = str | Path
 
@@ -164,8 +165,7 @@ def _call(script: str, progress: Listener | None, **flags: object) -> Any:
     """Run a program with flags as keywords; None is a flag that is not given."""
     program = PROGRAMS[script]
     parser = program.make_parser(None)
-    given_values = {name: value for name, value in flags.items() if value is not None}
-    parsed = parser.parse_flags([], given_values)
+    parsed = parser.parse_flags([], without_none(flags))
     if progress is None:
         # Programs without training have nothing to leave out.
         console = Console(verbose=parsed.get("verbose", True))

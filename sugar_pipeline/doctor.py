@@ -344,14 +344,14 @@ def _cameras(scene: Scene) -> Iterator[Finding]:
 
 
 def _photographs(scene: Scene) -> Iterator[Finding]:
-    cameras = [*scene.train_cameras, *scene.test_cameras]
-    sizes = Counter((camera.width, camera.height) for camera in cameras)
+    cameras = scene.cameras
+    sizes = Counter(camera.size for camera in cameras)
     common_sizes = [f"{n} of {w} x {h}" for (w, h), n in sizes.most_common(3)]
     more = f" and {len(sizes) - 3} other sizes" if len(sizes) > 3 else ""
     n_bytes = 0
     for camera in cameras:
         n_channels = 3 if camera.mask is None else 4
-        n_bytes += n_channels * camera.width * camera.height
+        n_bytes += n_channels * camera.n_pixels
     value = f"{', '.join(common_sizes)}{more}; {format_bytes(n_bytes)} as bytes"
     yield Finding("training size", value)
     broken = [camera.name for camera in cameras if not _opens(camera)]

@@ -22,6 +22,7 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import rotation_matrices
+from sugar_utils.device import float32_tensor
 from sugar_utils.warp_arrays import Bools, Floats, Ints, Longs, Vec3s
 from sugar_utils.warp_launch import as_array, launch
 from sugar_utils.warp_math import hashed
@@ -278,4 +279,4 @@ def _normal_quantiles(device: torch.device) -> Tensor:
 
     n = 1 << _QUANTILE_BITS
     values = ndtri((np.arange(n) + 0.5) / n)
-    return torch.from_numpy((values / values.std()).astype(np.float32)).to(device)
+    return float32_tensor(values / values.std()).to(device)

@@ -19,7 +19,7 @@ direction is n,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ from torch.nn.functional import normalize
 from gaussian_splatting.core.cloud import GaussianCloud, Gaussians
 from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
 from sugar_scene.mesh_normals import CornerSums
+from sugar_scene.triangle_mesh import area_normals
 from sugar_utils.errors import UserError
 from sugar_utils.warp_arrays import Floats, Ints2d, Vec2s, Vec3s, Vec3s2d, Vec4s
 from sugar_utils.warp_launch import FUSED_OPTIONS, Argument, as_array, launch
@@ -335,19 +336,24 @@ class BoundCloud:
 
     def to(self, device: torch.device | str) -> BoundCloud:
         """Return the same Gaussians on a device."""
-        background = self.background
-        return BoundCloud(
-            vertices=self.vertices.to(device),
-            sh_dc=self.sh_dc.to(device),
-            sh_rest=self.sh_rest.to(device),
-            opacity_logits=self.opacity_logits.to(device),
-            log_scales=self.log_scales.to(device),
-            rotations=self.rotations.to(device),
-            faces=self.faces.to(device),
-            thickness=self.thickness.to(device),
-            background=None if background is None else background.to(device),
-            antialiased=self.antialiased,
-        )
+        moved = {
+            name: getattr(self, name).to(device) for name in (*PARAMETERS, "faces", "thickness")
+        }
+        if self.background is not None:
+            moved["background"] = self.background.to(device)
+        return replace(self, **moved)
+
+    def with_triangles(self, rows: Tensor) -> BoundCloud:
+        """Return the Gaussians on some triangles, and those of the background. (K,)
+
+        All vertices stay.
+        """
+        per_triangle = self.per_triangle
+        offsets = torch.arange(per_triangle, device=rows.device)
+        of_triangles = (rows[:, None] * per_triangle + offsets).reshape(-1).to(self.faces.device)
+        names = [name for name in PARAMETERS if name != "vertices"]
+        kept = {name: getattr(self, name)[of_triangles] for name in names}
+        return replace(self, faces=self.faces[rows], **kept)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the optimised tensors by name; those of the background have a prefix."""
@@ -475,8 +481,7 @@ def face_normals(triangles: Tensor) -> Tensor:
 
     (F, 3, 3) -> (F, 3)
     """
-    a, b, c = triangles.unbind(1)
-    cross = torch.linalg.cross(b - a, c - a)
+    cross = area_normals(triangles)
     return normalize(cross / cross.norm(dim=-1, keepdim=True).clamp_min(MIN_CROSS), dim=-1)
 
 

@@ -4,20 +4,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+Corner = tuple[float, float, float]
 _ON_PLANE = 1e-3  # voxels, by which a vertex of the border may lie beside its plane
+
+
+def corner_of(values: Iterable[float]) -> Corner:
+    """Return three numbers as the corner of a box."""
+    x, y, z = values
+    return float(x), float(y), float(z)
 
 
 @dataclass(frozen=True)
 class Box:
     """An axis-aligned box, corners in world units; its faces do not belong to it."""
 
-    low: tuple[float, float, float]
-    high: tuple[float, float, float]
+    low: Corner
+    high: Corner
 
     @classmethod
     def cube(cls, center: np.ndarray, half: float) -> Box:
@@ -29,9 +37,7 @@ class Box:
     @classmethod
     def of_corners(cls, low: np.ndarray, high: np.ndarray) -> Box:
         """Return the box between two corners. (3,) each"""
-        x0, y0, z0 = low.tolist()
-        x1, y1, z1 = high.tolist()
-        return cls((x0, y0, z0), (x1, y1, z1))
+        return cls(corner_of(low), corner_of(high))
 
     def contains(self, points: np.ndarray) -> np.ndarray:
         """Return which points lie strictly inside. (P, 3) -> (P,) bool"""

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.core.random import derive_seed, draw_labels
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, centers_of, view_directions
 from gaussian_splatting.data.observations import Observations
 
 MAX_CYCLE = 1.0  # pixels; points that miss by more are different or too uncertain
@@ -156,8 +156,8 @@ class NeighborViews:
         self._cameras = list(cameras)
         self._extent = extent
         self._rule = rule
-        self._centers = np.stack([camera.center for camera in cameras])
-        self._directions = np.stack([camera.rotation[2] for camera in cameras])
+        self._centers = centers_of(cameras)
+        self._directions = view_directions(cameras)
         points_by_name = {} if observations is None else observations.rows
         no_points = np.zeros(0, np.int32)
         points_by_view = [points_by_name.get(camera.name, no_points) for camera in cameras]

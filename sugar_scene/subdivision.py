@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from gaussian_splatting.core.subsets import is_among
 from gaussian_splatting.data.cameras import Camera
-from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, with_corners_in
+from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, sides_of, with_corners_in
 from sugar_scene.triangle_rasterizer import mesh_tensors, rasterize_triangles
 
 # Parts of a triangle by the bits of the edges that are split. Numbers 0 to 2 are its corners,
@@ -79,9 +80,7 @@ def visible_part(mesh: TriangleMesh, covered: np.ndarray) -> TriangleMesh:
     Args:
         covered: Pixels that each triangle covers in views, as of :func:`covered_pixels`. (F,)
     """
-    is_visible = np.zeros(mesh.n_vertices, dtype=bool)
-    is_visible[mesh.faces[covered > 0]] = True
-    return with_corners_in(mesh, is_visible)
+    return with_corners_in(mesh, is_among(mesh.n_vertices, mesh.faces[covered > 0]))
 
 
 def covered_pixels(
@@ -97,7 +96,7 @@ def covered_pixels(
         view = camera.reduced(_COUNTING_SIDE)
         first = rasterize_triangles(vertices, faces, view).face
         counts = torch.bincount(first[first >= 0].long(), minlength=mesh.n_faces)
-        scale = camera.width * camera.height / (view.width * view.height)
+        scale = camera.n_pixels / view.n_pixels
         most = torch.maximum(most, scale * counts)
     return most.cpu().numpy()
 
@@ -121,13 +120,11 @@ def with_split_edges(mesh: TriangleMesh, marked: np.ndarray) -> SplitEdges:
     """
     keys, first, edges = np.unique(edge_keys(mesh.faces), return_index=True, return_inverse=True)
     edges = edges.reshape(-1, 3)
-    is_split = np.zeros(len(keys), dtype=bool)
-    is_split[edges[marked]] = True
+    is_split = is_among(len(keys), edges[marked])
     numbers = mesh.n_vertices + np.cumsum(is_split) - 1
     midpoints = np.where(is_split, numbers, -1)[edges]
     split_edges = first[is_split]
-    starts = mesh.faces.ravel()[split_edges]
-    ends = np.roll(mesh.faces, -1, axis=1).ravel()[split_edges]
+    starts, ends = (rows[split_edges] for rows in sides_of(mesh.faces))
     colors = np.rint(mesh.colors[[starts, ends]].mean(axis=0)).astype(np.uint8)
     points = (mesh.vertices[starts] + mesh.vertices[ends]) / 2
     filled = mesh.filled

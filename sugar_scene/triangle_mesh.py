@@ -15,9 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from plyfile import PlyData, PlyElement, PlyParseError
+from torch import Tensor
 
-from gaussian_splatting.formats.ply import color_properties, ply_errors
+from gaussian_splatting.core.color_bytes import rounded_bytes
+from gaussian_splatting.core.subsets import is_among, values_by_key
+from gaussian_splatting.formats.ply import color_properties, columns_of, ply_errors
 from sugar_utils.errors import UserError
 from sugar_utils.files import atomic_path, require_regular_file
 
@@ -57,10 +61,14 @@ class TriangleMesh:
 
 def doubled_area_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
     """Return each face's normal, as long as twice its area. (V, 3), (F, 3) -> (F, 3)"""
-    a = vertices[faces[:, 0]].astype(np.float64)
-    b = vertices[faces[:, 1]].astype(np.float64)
-    c = vertices[faces[:, 2]].astype(np.float64)
+    a, b, c = vertices[faces.T].astype(np.float64)
     return np.cross(b - a, c - a)
+
+
+def area_normals(corners: Tensor) -> Tensor:
+    """Return the normals of triangles, each as long as twice its area. (F, 3, 3) -> (F, 3)"""
+    a, b, c = corners.unbind(1)
+    return torch.linalg.cross(b - a, c - a)
 
 
 def vertex_normals(mesh: TriangleMesh) -> np.ndarray:
@@ -92,9 +100,7 @@ def keep_vertices(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:
 
 def without_unused_vertices(mesh: TriangleMesh) -> TriangleMesh:
     """Remove vertices that no face uses."""
-    used = np.zeros(mesh.n_vertices, dtype=bool)
-    used[mesh.faces] = True
-    return keep_vertices(mesh, used)
+    return keep_vertices(mesh, is_among(mesh.n_vertices, mesh.faces))
 
 
 def with_corners_in(mesh: TriangleMesh, selected: np.ndarray) -> TriangleMesh:
@@ -145,6 +151,11 @@ def _merged(mesh: TriangleMesh) -> TriangleMesh:
     return replace(mesh, faces=_without_repeated(faces))
 
 
+def sides_of(faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the sides of faces begin and end. (F, 3) -> (3 F,) each, by face and corner"""
+    return faces.ravel(), np.roll(faces, -1, axis=1).ravel()
+
+
 def edge_keys(faces: np.ndarray) -> np.ndarray:
     """Return a number for each edge from corner k to k + 1, the same both ways. (F, 3) int64"""
     ends = np.roll(faces, -1, axis=1)
@@ -189,7 +200,8 @@ def largest_oriented_part(mesh: TriangleMesh) -> TriangleMesh:
     if n == 0:
         return mesh
     keys = edge_keys(mesh.faces).ravel()
-    goes_up = (mesh.faces < np.roll(mesh.faces, -1, axis=1)).ravel()
+    starts, ends = sides_of(mesh.faces)
+    goes_up = starts < ends
     order = np.argsort(keys, kind="stable")
     is_pair = np.diff(keys[order]) == 0
     first = order[:-1][is_pair]
@@ -274,8 +286,7 @@ def topology(mesh: TriangleMesh) -> Topology:
     if mesh.n_faces == 0:
         return Topology(0.0, 0.0, 0, 0)
     _, first, counts = np.unique(edge_keys(mesh.faces), return_index=True, return_counts=True)
-    starts = mesh.faces.ravel()
-    ends = np.roll(mesh.faces, -1, axis=1).ravel()
+    starts, ends = sides_of(mesh.faces)
     borders = first[counts == 1]
     used, rows = np.unique([starts[borders], ends[borders]], return_inverse=True)
     border_starts, border_ends = rows.reshape(2, -1)
@@ -333,8 +344,7 @@ def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
         smallest = owner[order[starts[counts > 2]]]
         if len(smallest) == 0:
             break
-        keep = np.ones(len(faces), dtype=bool)
-        keep[smallest] = False
+        keep = ~is_among(len(faces), smallest)
         faces = faces[keep]
         areas = areas[keep]
     return replace(mesh, faces=faces)
@@ -343,7 +353,7 @@ def _without_crowded_edges(mesh: TriangleMesh) -> TriangleMesh:
 def border_edges(mesh: TriangleMesh) -> np.ndarray:
     """Return the edges of a single face, in its sense of rotation. (E, 2)"""
     _, inverse, counts = np.unique(edge_keys(mesh.faces), return_inverse=True, return_counts=True)
-    sides = np.stack([mesh.faces, np.roll(mesh.faces, -1, axis=1)], axis=-1).reshape(-1, 2)
+    sides = np.stack(sides_of(mesh.faces), axis=-1)
     return sides[counts[inverse.reshape(-1)] == 1]
 
 
@@ -353,9 +363,7 @@ def border_loops(mesh: TriangleMesh) -> list[np.ndarray]:
     Where holes touch, a walk may go around both. Edges on no closed walk are left out.
     """
     edges = border_edges(mesh).tolist()
-    after: dict[int, list[int]] = {}
-    for start, end in edges:
-        after.setdefault(start, []).append(end)
+    after = values_by_key(edges)
     loops = []
     for first, _ in edges:
         walk = []
@@ -478,27 +486,21 @@ def _mesh_of(path: Path, data: PlyData) -> TriangleMesh:
     if color_names is None:
         colors = np.full((len(vertex), 3), _DEFAULT_COLOR)
     else:
-        colors = _columns(vertex, color_names)
+        colors = columns_of(vertex, color_names)
         if vertex[color_names[0]].dtype.kind == "f":
             colors = colors * 255
-    colors = np.clip(np.rint(colors), 0, 255)
-    normals = None if _missing_columns(vertex, _NORMAL) else _columns(vertex, _NORMAL)
+    normals = None if _missing_columns(vertex, _NORMAL) else columns_of(vertex, _NORMAL)
     filled = None
     if not _missing_columns(vertex, (_FILLED,)):
         filled = np.asarray(vertex[_FILLED]) != 0
     faces = _triangles(path, data["face"].data)
-    vertices = _columns(vertex, _POSITION)
-    return TriangleMesh(vertices, faces, colors.astype(np.uint8), normals, filled)
+    vertices = columns_of(vertex, _POSITION)
+    return TriangleMesh(vertices, faces, rounded_bytes(colors), normals, filled)
 
 
 def _missing_columns(rows: np.ndarray, names: Sequence[str]) -> list[str]:
     present = rows.dtype.names or ()
     return [name for name in names if name not in present]
-
-
-def _columns(rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Named properties side by side. (N, len(names)) float64"""
-    return np.stack([np.asarray(rows[name], dtype=np.float64) for name in names], axis=1)
 
 
 def _triangles(path: Path, faces: np.ndarray) -> np.ndarray:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import warp as wp
 from torch import Tensor
@@ -28,7 +27,8 @@ from torch.nn import functional
 
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.rasterization.projection_kernels import TILE, View, make_view, n_tiles
-from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_mesh import TriangleMesh, area_normals
+from sugar_utils.device import float32_tensor
 from sugar_utils.warp_arrays import Floats2d, Ints, Ints2d, Vec3s
 from sugar_utils.warp_launch import EXACT_OPTIONS, as_array, launch, native_kernel, native_source
 
@@ -91,8 +91,7 @@ class TriangleHits:
         rays = pixel_rays(self.camera, dtype=torch.float32, device=vertices.device)
         cosines = torch.zeros_like(self.depth)
         corners = vertices[faces[self.face[self.covered].long()].long()]
-        a, b, c = corners.unbind(1)
-        normals = functional.normalize(torch.linalg.cross(b - a, c - a), dim=-1)
+        normals = functional.normalize(area_normals(corners), dim=-1)
         lines = functional.normalize(rays[self.covered], dim=-1)
         cosines[self.covered] = -(normals * lines).sum(dim=-1)
         return cosines
@@ -187,7 +186,7 @@ def hit_faces(
 
 def mesh_tensors(mesh: TriangleMesh, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the vertices, (V, 3) float32, and faces, (F, 3) int64, of a mesh on a device."""
-    vertices = torch.from_numpy(mesh.vertices.astype(np.float32)).to(device)
+    vertices = float32_tensor(mesh.vertices).to(device)
     return vertices, torch.from_numpy(mesh.faces).to(device)
 
 
@@ -209,16 +208,24 @@ def pixels_of_points(
 ) -> VisiblePoints:
     """Find the points of a mesh's surface, (P, 3), that a view shows, to a pixel's precision."""
     first_depth = rasterize_triangles(vertices, faces, camera).depth
-    x, y, z = to_camera(points, camera).unbind(1)
+    view_points = to_camera(points, camera)
+    in_image, row, column = points_in_image(view_points, camera)
+    z = view_points[:, 2]
+    pixel_size = z / camera.fx
+    is_visible = in_image & (z <= first_depth[row, column] + pixel_size)
+    return VisiblePoints(is_visible, row, column)
+
+
+def points_in_image(view_points: Tensor, camera: Camera) -> VisiblePoints:
+    """Find the pixels of points in camera coordinates, (P, 3); those in the image are visible."""
+    x, y, z = view_points.unbind(1)
     column = camera.fx * x / z + camera.cx
     row = camera.fy * y / z + camera.cy
     in_image = (z > 0) & (column >= 0) & (column < camera.width)
     in_image &= (row >= 0) & (row < camera.height)
     column = torch.where(in_image, column, 0.0).long()
     row = torch.where(in_image, row, 0.0).long()
-    pixel_size = z / camera.fx
-    is_visible = in_image & (z <= first_depth[row, column] + pixel_size)
-    return VisiblePoints(is_visible, row, column)
+    return VisiblePoints(in_image, row, column)
 
 
 def to_camera(points: Tensor, camera: Camera) -> Tensor:
@@ -240,7 +247,7 @@ def rasterize_camera_triangles(vertices: Tensor, faces: Tensor, camera: Camera) 
         # Without rows any strides count as contiguous, which Warp does not take.
         faces = torch.empty(0, 3, dtype=torch.int32, device=device)
     faces = faces.to(device=device, dtype=torch.int32).contiguous()
-    hits = torch.full((camera.height, camera.width), -1, dtype=torch.int32, device=device)
+    hits = torch.full(camera.shape, -1, dtype=torch.int32, device=device)
     depths = torch.full(hits.shape, torch.inf, device=device)
     rects = torch.empty(n_faces, 4, dtype=torch.int32, device=device)
     counts = torch.empty(n_faces, dtype=torch.int32, device=device)

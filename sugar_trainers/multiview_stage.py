@@ -16,6 +16,7 @@ from torch import Tensor
 from gaussian_splatting.components.densification import Densification, Region
 from gaussian_splatting.components.sky_sphere import SkySphere
 from gaussian_splatting.core.cloud import NO_CUTOFF, GaussianCloud, Gaussians
+from gaussian_splatting.core.subsets import at_most
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.component import Component, IterationRules, ViewResult
 from gaussian_splatting.engine.guard import check_population
@@ -177,8 +178,7 @@ class MultiviewStage(Stage[TrainableCloud, MultiviewConfig]):
 
     def _trim(self, iteration: int) -> None:
         """Remove Gaussians that too few views see."""
-        stride = -(-len(self._cameras) // MAX_TRIM_VIEWS)
-        cameras = self._cameras[::stride]
+        cameras = at_most(self._cameras, MAX_TRIM_VIEWS)
         least = min(self._config.min_views, len(cameras))
         gaussians = self.model.cloud.detached().activate()
         n_views = views_that_see(gaussians, cameras, self._rasterizer)

@@ -152,8 +152,8 @@ def predict_coarse(
         chosen = memory_plan.surveyed(scene.train_cameras)
         views = [memory_plan.ViewLoad.of(project(gaussians, camera)) for camera in chosen]
     # Those of a GPU wait on the host, which is other memory.
-    cameras = [*scene.train_cameras, *scene.test_cameras] if device.type == "cpu" else []
-    images = [(3 + (c.mask is not None)) * c.width * c.height for c in cameras]
+    cameras = scene.cameras if device.type == "cpu" else []
+    images = [(3 + (c.mask is not None)) * c.n_pixels for c in cameras]
     n_features = depth_supervision.N_COLUMNS if scene.depths.maps else 0
     n_features += normal_supervision.N_COLUMNS if scene.normals.maps else 0
     loads = stage_loads(cloud, config, views, features=n_features)

@@ -9,6 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,6 +130,11 @@ def make_current(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def float32_tensor(array: np.ndarray) -> Tensor:
+    """Return a host tensor with a copy of the values in single precision."""
+    return torch.from_numpy(array.astype(np.float32))
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:

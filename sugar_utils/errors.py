@@ -10,6 +10,7 @@ from pathlib import Path
 
 ESCAPES = r'\ begins an escape in "..."'  # advice for paths of Windows in TOML and JSON
 Notify = Callable[[str], None]  # gets messages worth knowing, of one line each
+Advance = Callable[[int], None]  # called with the number of items that are done
 
 # C0 and C1 controls, line and paragraph separators, what turns the direction of text, and the
 # halves of characters that stand for bytes of a file name which are no UTF-8.

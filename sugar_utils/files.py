@@ -169,6 +169,11 @@ def json_values(value: object) -> Any:
     return json.loads(json.dumps(value, default=_json_value))
 
 
+def without_none(values: Mapping[A, B | None]) -> dict[A, B]:
+    """Return the entries whose value is not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def flat_items(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yield name and value of all settings; names of nested ones are dotted."""
     for name, value in settings.items():

@@ -11,7 +11,7 @@ from scipy.interpolate import CubicSpline
 from scipy.spatial.transform import Rotation, RotationSpline
 
 from gaussian_splatting.data import cameras as poses
-from gaussian_splatting.data.cameras import Camera, looked_at
+from gaussian_splatting.data.cameras import Camera, centers_of, looked_at
 from sugar_utils.errors import UserError
 
 
@@ -25,7 +25,7 @@ def turntable(cameras: Sequence[Camera], points: np.ndarray, n: int) -> list[Cam
         n: Number of cameras.
     """
     target = looked_at(cameras)
-    centers = np.stack([camera.center for camera in cameras])
+    centers = centers_of(cameras)
     axes = poses.upright_axes(cameras, points)
     up = axes[1]
     offsets = (centers - target) @ axes.T
@@ -67,15 +67,12 @@ def between(cameras: Sequence[Camera], n: int) -> list[Camera]:
     if len(cameras) < 2:
         raise UserError(f"a path needs at least 2 cameras to pass through, not {len(cameras)}")
     key_times = np.arange(len(cameras), dtype=float)
-    key_centers = np.stack([camera.center for camera in cameras])
+    key_centers = centers_of(cameras)
     key_rotations = Rotation.from_matrix(np.stack([camera.rotation for camera in cameras]))
     times = np.linspace(0, len(cameras) - 1, n)
     places = CubicSpline(key_times, key_centers)(times)
     rotations = RotationSpline(key_times, key_rotations)(times).as_matrix()
-    path = []
-    for number in range(n):
-        path.append(_placed(cameras[0], number, rotations[number], places[number]))
-    return path
+    return [_placed(cameras[0], number, rotations[number], places[number]) for number in range(n)]
 
 
 def _placed(camera: Camera, number: int, rotation: np.ndarray, place: np.ndarray) -> Camera:

@@ -10,7 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from gaussian_splatting.core.cloud import GaussianCloud
-from gaussian_splatting.data.cameras import Camera, looked_at, upright_axes
+from gaussian_splatting.core.subsets import box_of_most, finite_points
+from gaussian_splatting.data.cameras import (
+    Camera,
+    centers_of,
+    looked_at,
+    upright_axes,
+    view_directions,
+)
 from gaussian_splatting.scenes.scene import Scene
 from sugar_viewer.camera_paths import looking
 from sugar_viewer.view_page import Layer
@@ -48,7 +55,7 @@ def first_view(
     elevation = _USUAL_VIEW
     if scene is not None and cameras:
         axes = upright_axes(cameras, scene.points)
-        directions = np.stack([camera.rotation[2] for camera in cameras])
+        directions = view_directions(cameras)
         sines = np.clip(-directions @ axes[1], -1, 1)
         mean = float(np.arcsin(sines).mean())
         elevation = float(np.clip(mean, _LOWEST_VIEW, _HIGHEST_VIEW))
@@ -58,7 +65,7 @@ def first_view(
     if cameras and isinstance(layers[-1].result, GaussianCloud):
         # Gaussians reach far beyond what the photographs are about.
         target = looked_at(cameras)
-        centers = np.stack([camera.center for camera in cameras])
+        centers = centers_of(cameras)
         distances = np.linalg.norm(centers - target, axis=1)
         distance = _BEHIND * float(np.median(distances))
     else:
@@ -85,11 +92,11 @@ def first_view(
 
 def _fitting_distance(points: np.ndarray, rotation: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the middle of points, (P, 3), and the distance from which a camera sees all."""
-    finite = points[np.isfinite(points).all(axis=1)]
+    finite = finite_points(points)
     if not len(finite):
         finite = np.array([-np.ones(3), np.ones(3)])
     turned = finite @ rotation.T
-    low, high = np.quantile(turned, (_STRAYS, 1 - _STRAYS), axis=0)
+    low, high = box_of_most(turned, _STRAYS)
     middle = rotation.T @ ((low + high) / 2)
     half = (high - low) / 2
     width, height = _VIEW_SIDE

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from gaussian_splatting.core.subsets import at_most
 from gaussian_splatting.data.cameras import Camera, camera_extent, middle_of, up_direction
 from gaussian_splatting.engine.observer import ObservedRun
 from gaussian_splatting.engine.reporting.view_pictures import LIVE_PICTURES
@@ -176,10 +177,9 @@ class TrainingPage:
 
     def _add_cameras(self, cameras: Sequence[Camera]) -> None:
         size = _FRUSTUM_SHARE * max(camera_extent(cameras), 1e-3)
-        stride = -(-len(cameras) // _MOST_FRUSTA)
         frusta = [
             pages.add_frustum(self._server, f"/cameras/{number}", camera, size)
-            for number, camera in enumerate(cameras[::stride])
+            for number, camera in enumerate(at_most(cameras, _MOST_FRUSTA))
         ]
         for frustum in frusta:
             frustum.visible = False

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.color_bytes import color_bytes
 from gaussian_splatting.core.moved import Z_UP_AXES
+from gaussian_splatting.core.subsets import box_of_most
 from gaussian_splatting.data.cameras import Camera, upright_axes
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.export.reading import Result
@@ -211,7 +213,7 @@ def _points_of(result: Result, scene: Scene) -> np.ndarray:
 
 def _region_of_many(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the corners of the box that holds most points, (N, 3), with a margin."""
-    low, high = np.quantile(points, (_SPREAD, 1 - _SPREAD), axis=0)
+    low, high = box_of_most(points, _SPREAD)
     margin = _MARGIN * (high - low).max()
     return low - margin, high + margin
 
@@ -287,7 +289,7 @@ def _transparent_picture(model: ShownModel, camera: Camera) -> np.ndarray:
     # The picture is blended over black.
     colors = model.picture(camera) / alpha.clamp_min(_MIN_ALPHA)[..., None]
     values = torch.cat([colors.clamp(0, 1), alpha[..., None]], dim=2)
-    levels = (values * is_covered[..., None] * 255).round().to(torch.uint8)
+    levels = color_bytes(values * is_covered[..., None])
     return levels.cpu().numpy()
 
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from gaussian_splatting.data.cameras import REFERENCE_NEAR, Camera
+from gaussian_splatting.data.cameras import REFERENCE_NEAR, Camera, reduced_size
 from gaussian_splatting.engine.observer import LOCALHOST
 from sugar_utils.errors import UserError, explained
 from sugar_utils.libraries import load_package
@@ -268,9 +268,7 @@ class BrowserView:
         # Imported here, so that trainings without a viewer start without it.
         from scipy.spatial.transform import Rotation
 
-        scale = min(1.0, longest_side / max(self.width, self.height))
-        width = max(1, round(self.width * scale))
-        height = max(1, round(self.height * scale))
+        width, height = reduced_size(self.width, self.height, longest_side)
         focal = height / (2 * math.tan(self.fov / 2))
         rotation = Rotation.from_quat(np.roll(self.wxyz, -1)).as_matrix().T
         position = np.asarray(self.position, dtype=np.float64)

@@ -50,7 +50,7 @@ def scene_of_folder(paths: Sequence[Path], size: SizeRule) -> Scene | None:
     placement = Placement.of(folder)
     to_scene = placement.to_scene()
     cameras = [placed_camera(camera, to_scene) for camera in read_photographs(folder)]
-    sized = [camera.resized(*size.target(camera.width, camera.height)) for camera in cameras]
+    sized = [camera.resized(*size.target(*camera.size)) for camera in cameras]
     offset = placement.origin.world_offset
     return Scene(
         root=folder,

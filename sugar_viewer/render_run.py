@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.reporting.view_pictures import DepthRange
 from gaussian_splatting.rasterization.compute import Compute, DeviceFlags
@@ -188,8 +189,7 @@ def render_results(options: RenderOptions, console: Console | None = None) -> Pa
     if options.ortho is not None:
         return _render_ortho(options, options.ortho, console)
     target = options.target
-    if options.compute.device_reason:
-        console.info(options.compute.device_reason)
+    options.compute.report(console.info)
     is_video = target.suffix.lower() == VIDEO_SUFFIX
     _check_target(target, is_video)
     check_writable(target.parent if is_video else target)
@@ -223,8 +223,7 @@ def _render_ortho(options: RenderOptions, direction: str, console: Console) -> P
     for path in (target, height_file(target)):
         if path.is_dir():
             raise UserError(f"{path}: is a folder; choose another --output")
-    if options.compute.device_reason:
-        console.info(options.compute.device_reason)
+    options.compute.report(console.info)
     check_writable(target.parent)
     scene = _scene_of(options, console)
     place = None
@@ -266,7 +265,7 @@ def path_cameras(scene: Scene, options: RenderOptions) -> list[Camera]:
     """
     if options.path.endswith(".json"):
         return [stored.camera for stored in read_cameras_json(Path(options.path))]
-    all_cameras = [*scene.train_cameras, *scene.test_cameras]
+    all_cameras = scene.cameras
     all_cameras.sort(key=lambda camera: camera.name)
     views = {"test": scene.test_cameras, "train": scene.train_cameras, "all": all_cameras}
     if options.path in views:
@@ -296,7 +295,7 @@ def _pictures(
     """Yield one picture per camera: for each map, all models side by side."""
     depths = None
     if "depth" in shows:
-        probes = cameras[:: max(1, len(cameras) // _PROBES)]
+        probes = about(cameras, _PROBES)
         ranges = [depths_of_views(model, probes) for model in models]
         depths = DepthRange(min(r.near for r in ranges), max(r.far for r in ranges))
     for done, camera in enumerate(cameras, start=1):

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.core.subsets import about
+from gaussian_splatting.data.cameras import Camera, centers_of, view_directions
 from gaussian_splatting.data.images import decode_view
 from gaussian_splatting.engine.reporting.view_pictures import DepthRange
 from sugar_viewer.shown_models import SHOWS, ShownModel, depths_of_views, shown
@@ -81,7 +82,7 @@ class RenderedPictures:
 
         If an image takes part, the picture is that of the nearest camera.
         """
-        size = (view.width, view.height)
+        size = view.size
         photograph = ""
         choices = arrangement.pictures
         if any(choice.picture in (PHOTOGRAPH, ERROR) for choice in choices):
@@ -118,18 +119,16 @@ class RenderedPictures:
         if choice.picture == "depth":
             depths = self._depths_of(choice.model, camera)
         picture = shown(model, choice.picture, camera, depths)
-        if picture.shape[:2] == (camera.height, camera.width):
+        if picture.shape[:2] == camera.shape:
             return picture
         # Renderers round sides to whole blocks.
-        image = Image.fromarray(picture).resize((camera.width, camera.height))
+        image = Image.fromarray(picture).resize(camera.size)
         return np.asarray(image)
 
     def _depths_of(self, title: str, camera: Camera) -> DepthRange:
         """Return one range of depths for all views, or they would flicker."""
         if title not in self._depths:
-            cameras = list(self._cameras.values())
-            stride = max(1, len(cameras) // _N_PROBES)
-            probes = cameras[::stride] or [camera]
+            probes = about(list(self._cameras.values()), _N_PROBES) or [camera]
             small_probes = [probe.reduced(PROBE_SIDE) for probe in probes]
             self._depths[title] = depths_of_views(self.models[title], small_probes)
         return self._depths[title]
@@ -154,8 +153,8 @@ class RenderedPictures:
 
 def nearest_camera(cameras: Sequence[Camera], view: Camera) -> Camera:
     """Return the camera that is nearest to a view, by distance in extents and by angle."""
-    centers = np.stack([camera.center for camera in cameras])
-    directions = np.stack([camera.rotation[2] for camera in cameras])
+    centers = centers_of(cameras)
+    directions = view_directions(cameras)
     distances = np.linalg.norm(centers - view.center, axis=1)
     extents = np.linalg.norm(centers - centers.mean(axis=0), axis=1)
     extent = max(extents.max(), 1e-9)

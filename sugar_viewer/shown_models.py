@@ -156,7 +156,7 @@ def _of_gaussians(name: str, gaussians: Gaussians, white: bool) -> ShownModel:
 
 def _colored_picture(mesh: TriangleMesh, device: torch.device, camera: Camera) -> Tensor:
     """Picture a mesh with the colours of its vertices. (H, W, 3) in [0, 1]"""
-    views = shaded_views(mesh, [camera], _longer_side(camera), colored=True, device=device)
+    views = shaded_views(mesh, [camera], camera.longest_side, colored=True, device=device)
     return torch.from_numpy(views[0]).float() / 255
 
 
@@ -192,7 +192,7 @@ def shown(
     if show == "clay":
         if model.mesh is None:
             raise ValueError("Gaussians have no triangles to show")
-        return shaded_views(model.mesh, [camera], _longer_side(camera))[0]
+        return shaded_views(model.mesh, [camera], camera.longest_side)[0]
     if show == "alpha":
         return view_pictures.grey_picture(model.alpha(camera)).cpu().numpy()
     depth, normal = model.geometry(camera)
@@ -208,7 +208,3 @@ def depths_of_views(model: ShownModel, cameras: Sequence[Camera]) -> view_pictur
     """
     depths = [model.geometry(camera)[0].flatten() for camera in cameras]
     return view_pictures.depth_range(torch.cat(depths))
-
-
-def _longer_side(camera: Camera) -> int:
-    return max(camera.width, camera.height)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.core.subsets import box_of_most, finite_points
+from gaussian_splatting.data.cameras import Camera, centers_of
 from gaussian_splatting.scenes.reference_layout import write_camera_list
 from sugar_utils.command_text import command_text
 from sugar_utils.errors import UserError
@@ -197,7 +198,7 @@ class PathPanel:
         self._server.scene.remove_by_name("/path")
         if len(self.views) > 1:
             cameras = between(self.views, _LINE_POINTS)
-            places = np.stack([camera.center for camera in cameras])
+            places = centers_of(cameras)
             lines = np.stack([places[:-1], places[1:]], axis=1)
             _add_lines(self._server.scene, "/path", lines, _PATH_COLOR)
 
@@ -277,10 +278,10 @@ def length_text(metres: float) -> str:
 
 def box_around(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return a box around nearly all points. (P, 3) -> low and high corner, (3,) each"""
-    finite = points[np.isfinite(points).all(axis=1)]
+    finite = finite_points(points)
     if not len(finite):
         return -np.ones(3), np.ones(3)
-    low, high = np.quantile(finite, (_COVERED_SHARE, 1 - _COVERED_SHARE), axis=0)
+    low, high = box_of_most(finite, _COVERED_SHARE)
     margin = 0.05 * (high - low)
     return low - margin, high + margin
 

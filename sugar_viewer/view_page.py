@@ -150,7 +150,7 @@ class ViewPage:
         self.requests = page_server.RenderQueue(context.picture_size)
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         scene = context.scene
-        self._cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
+        self._cameras = [] if scene is None else scene.cameras
         self._image_cameras = [camera for camera in self._cameras if camera.image_path is not None]
         self._pending = list(range(len(self._cameras)))
         self._nodes: dict[str, Any] = {}

@@ -107,8 +107,7 @@ def view(
     console = console or Console()
     pages.load_viser()
     pages.check_free(options.host, options.port, "--port")
-    if options.compute.device_reason:
-        console.info(options.compute.device_reason)
+    options.compute.report(console.info)
     results = find_results(options.results, console.info)
     paths = [result.path for result in results]
     placement = common_placement(paths)
@@ -164,7 +163,7 @@ def metres_per_unit(
     """
     if not options.placement.is_scaled:
         return 1.0 if placement.is_metric else None
-    cameras = [] if scene is None else [*scene.train_cameras, *scene.test_cameras]
+    cameras = [] if scene is None else scene.cameras
     if not cameras and options.placement.needs_cameras:
         raise UserError("photographs of --known_distance need a capture; name its folder with -s")
     world_offset = None if scene is None else scene.offset

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from benchmarks.rasterizer import synchronize
 from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.data.cameras import Camera
+from tests.support.step_scenes import large_scene
 
 Size = TypeVar("Size")
 
@@ -120,6 +122,21 @@ def equal(what: str, found: Tensor, expected: Tensor) -> Finding:
     n_wrong = int((a != b).sum())
     shown = "equal" if not n_wrong else f"{n_wrong:,} of {a.numel():,} differ"
     return Finding(what, not n_wrong, shown, {"differing": n_wrong, "of": a.numel()})
+
+
+def equal_values(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Finding:
+    """Hold named values against those that they must be to the last bit, in one row."""
+    differing = 0
+    for name, values in expected.items():
+        is_alike = values.shape == found[name].shape
+        differing += int((values != found[name]).sum()) if is_alike else values.numel()
+    shown = "equal" if not differing else f"{differing:,} values differ"
+    return Finding(what, not differing, shown, {"differing": differing})
+
+
+def full_hd_scene(setup: Setup, n: int) -> tuple[Gaussians, Camera]:
+    """Made-up Gaussians and a view of 1920 x 1244 pixels, in quick tries of few."""
+    return large_scene(n, setup.size(1920, 64), setup.size(1244, 48), setup.place)
 
 
 def on_device(gaussians: Gaussians, device: torch.device | str) -> Gaussians:

@@ -18,12 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, draw, synchronize
+from benchmarks.gpu.common import (
+    Check,
+    Finding,
+    Setup,
+    SkipCheck,
+    draw,
+    full_hd_scene,
+    synchronize,
+)
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import rasterize
 from sugar_utils.memory import out_of_memory, release_cached
-from tests.support.step_scenes import large_scene
 
 SIZES = (50_000, 300_000, 1_000_000, 3_000_000, 6_000_000)
 ROUNDS = 9  # of which each package makes one pass in turn; the first one warms up
@@ -198,13 +205,9 @@ def _installed(package: Package, setup: Setup) -> Render:
     return package.adapt(module)
 
 
-def _scene(setup: Setup, n: int) -> tuple[Gaussians, Camera]:
-    return large_scene(n, setup.size(1920, 64), setup.size(1244, 48), setup.place)
-
-
 def alone(setup: Setup) -> Iterator[Finding]:
     """Time our own passes in the same way, at the smallest size, whatever is installed."""
-    gaussians, camera = _scene(setup, setup.size(SIZES[0], 300))
+    gaussians, camera = full_hd_scene(setup, setup.size(SIZES[0], 300))
     weights = draw(camera.height, camera.width, 3).to(setup.place)
     passes = [_pass(_ours, gaussians, camera, weights) for _ in range(setup.size(ROUNDS, 2))]
     forward = statistics.median(one.forward for one in passes[1:])
@@ -216,7 +219,7 @@ def alone(setup: Setup) -> Iterator[Finding]:
 
 def _compare_at(setup: Setup, package: Package, render: Render, n: int) -> Finding:
     """Render by both in turns at one size."""
-    gaussians, camera = _scene(setup, n)
+    gaussians, camera = full_hd_scene(setup, n)
     weights = draw(camera.height, camera.width, 3).to(setup.place)
     renders: dict[str, Render] = {"ours": _ours, package.module: render}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in renders}

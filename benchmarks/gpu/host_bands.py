@@ -10,7 +10,14 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.common import Check, Finding, Setup, milliseconds, synchronize
+from benchmarks.gpu.common import (
+    Check,
+    Finding,
+    Setup,
+    equal_values,
+    milliseconds,
+    synchronize,
+)
 from benchmarks.gpu.recorded import EXTENT, Run, Size, new_recorder, warnings_of
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.core import color_gradients
@@ -76,14 +83,7 @@ def bits(setup: Setup) -> Iterator[Finding]:
                 run.step()
         found = parameters_and_moments(run.stage)
         expected = expected or found
-        differing = 0
-        for key, values in expected.items():
-            is_alike = values.shape == found[key].shape
-            differing += int((values != found[key]).sum()) if is_alike else values.numel()
-        shown = "equal" if not differing else f"{differing:,} values differ"
-        yield Finding(
-            f"vanilla, {name}, all values", not differing, shown, {"differing": differing}
-        )
+        yield equal_values(f"vanilla, {name}, all values", found, expected)
         yield warnings_of(run)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.gpu.common import Check, Finding, Setup
+from benchmarks.gpu.common import Check, Finding, Setup, equal_values
 from gaussian_splatting.components.densification import Region
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.data.cameras import Camera
@@ -188,13 +188,7 @@ def _bits_of(table: Timetable) -> Callable[[Setup], Iterator[Finding]]:
             for each in runs:
                 each.step()
         launched, repeated = [parameters_and_moments(each.stage) for each in runs]
-        differing = 0
-        for name, values in launched.items():
-            others = repeated[name]
-            is_alike = values.shape == others.shape
-            differing += int((values != others).sum()) if is_alike else values.numel()
-        shown = "equal" if not differing else f"{differing:,} values differ"
-        yield Finding("all values", not differing, shown, {"differing": differing})
+        yield equal_values("all values", repeated, launched)
         figures = {"recorded": counter.n_recorded, "repeated": counter.n_repeated}
         shown = f"{counter.n_recorded} recordings, {counter.n_repeated} of {n_steps} steps repeated"
         # One at least before the change and one after it.

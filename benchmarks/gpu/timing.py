@@ -7,18 +7,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck
+from benchmarks.gpu.common import Check, Finding, Setup, SkipCheck, full_hd_scene
 from benchmarks.rasterizer import time_steps
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from sugar_utils.memory import out_of_memory
-from tests.support.step_scenes import large_scene
 
 SIZES = (50_000, 300_000, 1_000_000, 3_000_000, 6_000_000)
-
-
-def _scene(setup: Setup, n: int) -> tuple[Gaussians, Camera]:
-    return large_scene(n, setup.size(1920, 64), setup.size(1244, 48), setup.place)
 
 
 def _timed(setup: Setup, gaussians: Gaussians, camera: Camera) -> Iterator[Finding]:
@@ -34,7 +29,7 @@ def _at(n: int) -> Callable[[Setup], Iterator[Finding]]:
         if setup.quick and n != SIZES[0]:
             raise SkipCheck("a quick try takes one size")
         try:
-            yield from _timed(setup, *_scene(setup, setup.size(n, 300)))
+            yield from _timed(setup, *full_hd_scene(setup, setup.size(n, 300)))
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -45,7 +40,7 @@ def _at(n: int) -> Callable[[Setup], Iterator[Finding]]:
 
 def full_screen(setup: Setup) -> Iterator[Finding]:
     """20 splats in every tile of the image."""
-    gaussians, camera = _scene(setup, setup.size(300_000, 300))
+    gaussians, camera = full_hd_scene(setup, setup.size(300_000, 300))
     with torch.no_grad():
         means = gaussians.means[:20]
         gaussians.means[:20] = means.mean(dim=0) + 0.01 * (means - means.mean(dim=0))

@@ -9,14 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from benchmarks.mesh_quality import read_in_scene
 from benchmarks.public import dtu, tanks
 from benchmarks.public.jobs import Job, Trained
 from benchmarks.public.layouts import Capture, read_dtu_cameras, read_masks, scene_folder
 from benchmarks.public.views import score_views
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, centers_of
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene
 from sugar_maps.similarity import fitted
 from sugar_trainers.capture import SugarSize
@@ -66,7 +64,7 @@ def _surface_cameras(capture: Capture) -> list[Camera]:
 def _score_dtu(truth: dtu.DtuTruth, capture: Capture, trained: Trained) -> Scored:
     cameras = _surface_cameras(capture)
     rows = capture.rows_of(cameras)
-    centers = np.stack([camera.center for camera in cameras])
+    centers = centers_of(cameras)
     targets = read_dtu_cameras(capture.root).centers[rows]
     fit = fitted(centers, targets)
     if fit.distances.max() > MAX_RESIDUAL * targets.std(axis=0).max():
@@ -93,7 +91,7 @@ def _score_tanks(truth: tanks.TanksTruth, capture: Capture, trained: Trained) ->
             f"{capture.root}: {n_images} images, but the trajectory has {len(truth.centers)}; use "
             "all images of the training set"
         )
-    centers = np.stack([camera.center for camera in cameras])
+    centers = centers_of(cameras)
     mesh = read_in_scene(Path(trained.path))
     scores = tanks.score_mesh(mesh, centers, capture.rows_of(cameras), truth)
     return Scored(scores, [])

@@ -133,7 +133,7 @@ def read_scene(root: Path, notify: Notify) -> Numbers:
 def numbers_of_scene(scene: Scene) -> Numbers:
     """Numbers of the cameras, photographs, masks, depth maps and points of a scene."""
     numbers: Numbers = {"points": scene.points, "offset": scene.offset}
-    for camera in (*scene.train_cameras, *scene.test_cameras):
+    for camera in scene.cameras:
         name = camera.name
         numbers[f"{name}, rotation"] = camera.rotation
         numbers[f"{name}, translation"] = camera.translation

@@ -8,7 +8,7 @@ as the share of the schedule that has passed, and Gaussians may grow with the nu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, LoadImage
 from gaussian_splatting.engine.component import Component, IterationRules
 from gaussian_splatting.engine.state_schema import StateRule
 from sugar_utils.flags import boolean
@@ -51,7 +51,7 @@ class GrowthConfig:
 
     def until_of(self, cameras: Sequence[Camera]) -> float:
         """Share of the densification after which these photographs have their full size."""
-        pixels = sum(camera.width * camera.height for camera in cameras) / len(cameras)
+        pixels = sum(camera.n_pixels for camera in cameras) / len(cameras)
         return max(self.small_until, self.until * min(1.0, pixels / self.large))
 
 
@@ -130,7 +130,7 @@ def spectrum_shares(photographs: Sequence[np.ndarray]) -> list[float]:
 
 def measured_growth(
     cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
+    load_image: LoadImage,
     config: GrowthConfig,
     densified: int,
 ) -> ResolutionGrowth:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.state_schema import N, StateRule
 from gaussian_splatting.engine.training_views import AddedLoss, ImageStrip, TrainingView
 from sugar_utils.settings import flag
+
+if TYPE_CHECKING:
+    from gaussian_splatting.components.densification import DensificationConfig
 
 DensificationRule = Literal["reference", "scored"]
 N_SCORES = 2  # features: pixels in error, and pixels
@@ -56,19 +59,6 @@ class ScoreConfig:
     removals: tuple[float, ...] = (0.5, 0.75, 1.0)
 
 
-class ScoringRounds(Protocol):
-    """When scores are needed: the schedule of densification."""
-
-    @property
-    def densification_interval(self) -> int:
-        """Iterations between two rounds."""
-        ...
-
-    def due(self, iteration: int) -> bool:
-        """Whether a round follows the iteration."""
-        ...
-
-
 class PruningScores(Component):
     """Of each Gaussian: pixels in error, pixels, and views, of the last before a round. (N, 3)
 
@@ -86,7 +76,7 @@ class PruningScores(Component):
         n: int,
         device: torch.device,
         config: ScoreConfig,
-        rounds: ScoringRounds,
+        rounds: DensificationConfig,
         last_round: int,
         views_per_step: int = 1,
     ) -> None:

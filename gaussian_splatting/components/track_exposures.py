@@ -9,14 +9,14 @@ points to what it shows. So a model needs not learn the differences first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, LoadImage
 from gaussian_splatting.data.observations import Observations
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.engine.view_sampling import smaller
@@ -40,7 +40,7 @@ class _Samples:
 def track_exposures(
     cameras: Sequence[Camera],
     observations: Observations | None,
-    load_image: Callable[[Camera], Tensor],
+    load_image: LoadImage,
 ) -> dict[str, Tensor]:
     """Estimate exposures of photographs; empty without points that several observe.
 
@@ -70,9 +70,7 @@ def track_exposures(
     return exposures
 
 
-def _sampled(
-    camera: Camera, observations: Observations, load_image: Callable[[Camera], Tensor]
-) -> _Samples | None:
+def _sampled(camera: Camera, observations: Observations, load_image: LoadImage) -> _Samples | None:
     """Colours of a photograph at the points that it observes; None where they are few."""
     small, image = smaller(camera, load_image(camera), SIDE)
     observed = observations.seen(small)

@@ -28,7 +28,7 @@ from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.rasterization import WARP, Rasterizer, rasterize
 from gaussian_splatting.rasterization.render import weight_sums
-from sugar_utils.device import upload
+from sugar_utils.device import float32_tensor, upload
 
 SIDE = 160  # longest side in pixels at which photographs and renders are compared
 WEAK = 0.07  # residual to which a region reaches
@@ -212,7 +212,7 @@ def _common_residuals(
     Returns:
         (R,); infinity where too few neighbours show the surface.
     """
-    inside = torch.from_numpy(regions.astype(np.float32)).permute(1, 2, 0)
+    inside = float32_tensor(regions).permute(1, 2, 0)
     pixels = torch.cat([inside, torch.ones_like(inside[..., :1])], dim=-1)
     device = gaussians.means.device
     with torch.enable_grad():

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,7 +24,7 @@ from gaussian_splatting.components.view_residuals import ComparedView, compared
 from gaussian_splatting.core.cloud import Gaussians
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_mask
-from gaussian_splatting.data.masks import object_mask_path
+from gaussian_splatting.data.masks import write_object_mask
 from gaussian_splatting.engine.component import (
     Component,
     ComponentReport,
@@ -37,8 +36,7 @@ from gaussian_splatting.engine.state_schema import ANY, StateRule
 from gaussian_splatting.engine.training_views import TrainingView, without_uncovered
 from gaussian_splatting.engine.view_sampling import smaller
 from gaussian_splatting.scenes.reference_layout import TRANSIENT_MASKS
-from sugar_utils.device import upload
-from sugar_utils.files import atomic_path
+from sugar_utils.device import float32_tensor, upload
 from sugar_utils.flags import boolean
 from sugar_utils.settings import flag
 
@@ -182,13 +180,12 @@ class Transients(Component):
         for camera in cameras:
             if camera.name not in self.masks:
                 continue
-            is_transient = enlarged(self.masks[camera.name], (camera.height, camera.width))
+            is_transient = enlarged(self.masks[camera.name], camera.shape)
             values = np.where(is_transient.numpy(), 0, 255).astype(np.uint8)
             if camera.mask is not None:
-                capture_mask = decode_mask(camera.mask, camera.width, camera.height)
+                capture_mask = decode_mask(camera.mask, *camera.size)
                 values = np.minimum(values, capture_mask)
-            with atomic_path(object_mask_path(folder, camera.name)) as temporary:
-                Image.fromarray(values).save(temporary, format="PNG")
+            write_object_mask(folder, camera.name, values)
 
     def _share(self) -> float:
         return float(sum(mask.mean() for mask in self.masks.values())) / max(1, self._n_views)
@@ -196,5 +193,5 @@ class Transients(Component):
 
 def enlarged(mask: np.ndarray, size: tuple[int, int]) -> Tensor:
     """A small mask at the height and width of an image, with smooth outlines. (h, w) -> (H, W)"""
-    values = torch.from_numpy(mask.astype(np.float32))[None, None]
+    values = float32_tensor(mask)[None, None]
     return functional.interpolate(values, size, mode="bilinear", align_corners=False)[0, 0] >= 0.5

@@ -7,14 +7,14 @@ small motion of its camera helps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gaussian_splatting.components.poses import fitted_pose
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, LoadImage
 from gaussian_splatting.data.observations import far_below
 from gaussian_splatting.engine.component import Component, IterationContext, TrainedStage
 from gaussian_splatting.engine.reporting.evaluation import ImageComparison
@@ -86,7 +86,7 @@ class ViewChecks(Component):
 def contradicting_views(
     stage: TrainedStage,
     cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
+    load_image: LoadImage,
     white_background: bool,
 ) -> dict[str, str]:
     """Find views with a colour residual far above the others: name to reason."""

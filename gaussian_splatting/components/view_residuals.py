@@ -22,7 +22,7 @@ from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.losses.exposure import fit_gain_and_offset
 from gaussian_splatting.rasterization import WARP, Rasterizer, plain_background, rasterize
 from gaussian_splatting.rasterization.render import weight_sums
-from sugar_utils.device import upload
+from sugar_utils.device import float32_tensor, upload
 
 SMOOTHING = 5  # side of the box in pixels over which residuals are averaged
 SOLID = 0.5  # opacity from which a pixel shows a surface, and not a sky that may flicker
@@ -129,7 +129,7 @@ class ResidualsOverViews:
 
     def add(self, view: ComparedView) -> None:
         """Count a view at all Gaussians that it shows, with its mean residual there."""
-        usable = torch.from_numpy(view.is_usable.astype(np.float32))
+        usable = float32_tensor(view.is_usable)
         pixels = torch.stack([torch.from_numpy(view.residual) * usable, usable], dim=-1)
         on_device = upload(pixels, self._counts.device)
         sums = weight_sums(self._gaussians, view.camera, on_device, self._rasterizer)

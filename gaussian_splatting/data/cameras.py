@@ -7,7 +7,7 @@ of the image: the middle of its first pixel is at (0.5, 0.5).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, overload
@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple, overload
 import numpy as np
 import torch
 from torch import Tensor
+
+from gaussian_splatting.core.subsets import about, at_most, finite_points
 
 MaskMode = Literal["object", "ignore"]
 
@@ -91,6 +93,26 @@ class Camera:
         return -self.rotation.T @ self.translation
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the image in pixels."""
+        return self.width, self.height
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the image in pixels, as arrays have them."""
+        return self.height, self.width
+
+    @property
+    def n_pixels(self) -> int:
+        """Number of pixels of the image."""
+        return self.width * self.height
+
+    @property
+    def longest_side(self) -> int:
+        """Pixels along the longer side of the image."""
+        return max(self.width, self.height)
+
+    @property
     def tan_half_fov(self) -> tuple[float, float]:
         """Tangents of half the horizontal and vertical field of view."""
         return self.width / (2 * self.fx), self.height / (2 * self.fy)
@@ -130,7 +152,7 @@ class Camera:
 
     def reduced(self, longest_side: int) -> Camera:
         """Return the same view with at most this many pixels along its longest side."""
-        return self.scaled(min(1.0, longest_side / max(self.width, self.height)))
+        return self.resized(*reduced_size(*self.size, longest_side))
 
     def scaled(self, scale: float) -> Camera:
         """Return the same view at a share of its size, in whole pixels."""
@@ -161,7 +183,7 @@ class Camera:
         is_inside = depths > 0
         pixels = view[:, :2] / np.where(is_inside, depths, 1.0)[:, None]
         pixels = pixels * (self.fx, self.fy) + (self.cx, self.cy)
-        is_inside &= ((pixels >= 0) & (pixels < (self.width, self.height))).all(axis=1)
+        is_inside &= ((pixels >= 0) & (pixels < self.size)).all(axis=1)
         return Projection(pixels, depths, is_inside)
 
     def coordinates(self, points: Tensor) -> Tensor:
@@ -181,9 +203,29 @@ class Camera:
         return rotated + float(self.translation[axis])
 
 
+LoadImage = Callable[[Camera], Tensor]
+"""Returns the image of a camera at its size, with a mask as a fourth channel. (H, W, C) uint8"""
+
+
+def reduced_size(width: int, height: int, longest_side: int) -> tuple[int, int]:
+    """Return the size of an image with at most so many pixels along its longest side."""
+    scale = min(1.0, longest_side / max(width, height))
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def centers_of(cameras: Iterable[Camera]) -> np.ndarray:
+    """Return the camera centres. (N, 3) world units"""
+    return np.stack([camera.center for camera in cameras])
+
+
+def view_directions(cameras: Iterable[Camera]) -> np.ndarray:
+    """Return the directions in which cameras look, in the world. (N, 3) of length 1"""
+    return np.stack([camera.rotation[2] for camera in cameras])
+
+
 def middle_of(cameras: Sequence[Camera]) -> np.ndarray:
     """Return the mean of the camera centres. (3,) world units"""
-    return np.stack([camera.center for camera in cameras]).mean(axis=0)
+    return centers_of(cameras).mean(axis=0)
 
 
 def nearest_pixel_sizes(points: np.ndarray, cameras: Sequence[Camera]) -> np.ndarray:
@@ -209,7 +251,7 @@ def nearest_rotation(matrix: np.ndarray) -> np.ndarray | None:
 
 def camera_extent(cameras: Sequence[Camera]) -> float:
     """Return 1.1 times the largest distance of a camera from their mean, in world units."""
-    centers = np.stack([camera.center for camera in cameras])
+    centers = centers_of(cameras)
     distances = np.linalg.norm(centers - centers.mean(axis=0), axis=1)
     return float(1.1 * distances.max())
 
@@ -223,10 +265,8 @@ def near_plane(cameras: Sequence[Camera], points: np.ndarray) -> float:
         cameras: All cameras of the capture.
         points: Points of the reconstruction, (P, 3); where there are none the camera extent counts.
     """
-    if len(points):
-        points = points[:: -(-len(points) // _MAX_NEAR_POINTS)]
-    sampled_cameras = cameras[:: -(-len(cameras) // _MAX_NEAR_CAMERAS)]
-    depths = [_nearest_depth(camera, points) for camera in sampled_cameras]
+    points = at_most(points, _MAX_NEAR_POINTS)
+    depths = [_nearest_depth(camera, points) for camera in at_most(cameras, _MAX_NEAR_CAMERAS)]
     depths = [depth for depth in depths if depth is not None]
     if depths:
         return min(REFERENCE_NEAR, _NEAR_SHARE * min(depths))
@@ -314,8 +354,8 @@ def planes_of_triples(points: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarr
 
 def _ground_normal(points: np.ndarray, up: np.ndarray) -> np.ndarray | None:
     """Return the upward normal of a nearly level plane with many points; None without one."""
-    points = points[np.isfinite(points).all(axis=1)]
-    points = points[:: max(1, len(points) // _MAX_PLANE_POINTS)].astype(np.float64)
+    points = finite_points(points)
+    points = about(points, _MAX_PLANE_POINTS).astype(np.float64)
     if len(points) < _MIN_PLANE_POINTS:
         return None
     low, high = np.percentile(points, (5, 95), axis=0)
@@ -348,8 +388,8 @@ def looked_at(cameras: Sequence[Camera]) -> np.ndarray:
     Where all look the same way, it is ahead of their middle, as far as the outermost camera is from
     it.
     """
-    centers = np.stack([camera.center for camera in cameras])
-    ahead = np.stack([camera.rotation[2] for camera in cameras])
+    centers = centers_of(cameras)
+    ahead = view_directions(cameras)
     # Projections onto the plane across each line of sight.
     projections = np.eye(3) - ahead[:, :, None] * ahead[:, None, :]
     normal_matrix = projections.sum(axis=0)
@@ -389,7 +429,7 @@ def front_direction(cameras: Sequence[Camera], up: np.ndarray) -> np.ndarray:
         cameras: All cameras of the capture.
         up: The vertical of the world. (3,) of length 1
     """
-    ahead = np.stack([camera.rotation[2] for camera in cameras])
+    ahead = view_directions(cameras)
     for direction in (ahead.mean(axis=0), *ahead):
         level = direction - (direction @ up) * up
         length = np.linalg.norm(level)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from gaussian_splatting.core.subsets import at_most
 from gaussian_splatting.data import images as pictures
 from gaussian_splatting.data import observations as tracks
 from gaussian_splatting.data.cameras import Camera, nearest_rotation
@@ -329,9 +330,8 @@ def _undistorted_lens(lens: pycolmap.Camera, folder: Path) -> pycolmap.Camera:
 
 def _points(reconstruction: pycolmap.Reconstruction, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     points = reconstruction.points3D
-    ids = sorted(points)
-    xyz = np.array([points[i].xyz for i in ids], dtype=np.float32).reshape(-1, 3)
-    rgb = np.array([points[i].color for i in ids], dtype=np.uint8).reshape(-1, 3)
+    positions, rgb = tracks.positions_and_colors([points[number] for number in sorted(points)])
+    xyz = positions.astype(np.float32)
     if not np.isfinite(xyz).all():
         raise UserError(f"{folder}: points3D has points that are no numbers; export it again")
     return xyz, rgb
@@ -340,8 +340,7 @@ def _points(reconstruction: pycolmap.Reconstruction, folder: Path) -> tuple[np.n
 def _observations(reconstruction: pycolmap.Reconstruction) -> Observations | None:
     points = reconstruction.points3D
     images = reconstruction.images
-    ids = sorted(points)
-    ids = ids[:: -(-len(ids) // tracks.MAX_POINTS) or 1]
+    ids = at_most(sorted(points), tracks.MAX_POINTS)
     names = {image_id: images[image_id].name for image_id in images}
     row_lists: dict[str, list[int]] = {}
     for row, number in enumerate(ids):
@@ -359,13 +358,14 @@ def _observations(reconstruction: pycolmap.Reconstruction) -> Observations | Non
     sampled = [points[number] for number in ids]
     errors = np.array([point.error for point in sampled], dtype=np.float32)
     has_error = np.isfinite(errors) & (errors >= 0)
+    positions, colors = tracks.positions_and_colors(sampled)
     return Observations(
-        points=np.array([point.xyz for point in sampled], dtype=np.float32),
+        points=positions.astype(np.float32),
         errors=np.where(has_error, errors, np.float32(1.0)),
         lengths=np.array([point.track.length() for point in sampled], dtype=np.int32),
         rows=rows,
         fits=fits,
-        rgb=np.array([point.color for point in sampled], dtype=np.uint8).reshape(-1, 3),
+        rgb=colors,
     )
 
 
@@ -375,7 +375,7 @@ def _fit(reconstruction: pycolmap.Reconstruction, image_id: int) -> ViewFit:
     keypoints = reconstruction.images[image_id].get_observation_points2D()
     # Points of a damaged model may be missing.
     observed = [keypoint for keypoint in keypoints if keypoint.point3D_id in points3d]
-    sample = observed[:: -(-len(observed) // _FIT_POINTS) or 1]
+    sample = at_most(observed, _FIT_POINTS)
     if not sample:
         return ViewFit(0, math.nan)
     points = np.array([points3d[keypoint.point3D_id].xyz for keypoint in sample])

@@ -41,7 +41,7 @@ def write_capture(folder: Path, cameras: Sequence[Camera], points: TrackedPoints
     model = pycolmap.Reconstruction()
     lens_numbers: dict[tuple[float, ...], int] = {}
     for number, (camera, tracks) in enumerate(zip(cameras, points.views, strict=True), start=1):
-        size = (camera.width, camera.height)
+        size = camera.size
         intrinsics = (camera.fx, camera.fy, camera.cx, camera.cy)
         lens_number = lens_numbers.get((*size, *intrinsics))
         if lens_number is None:

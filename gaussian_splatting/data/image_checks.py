@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from gaussian_splatting.data.cameras import Camera, camera_extent
+from gaussian_splatting.core.subsets import values_by_key
+from gaussian_splatting.data.cameras import Camera, camera_extent, centers_of, view_directions
 from gaussian_splatting.data.images import colors_of, has_alpha, image_size, open_image
 from gaussian_splatting.data.observations import Observations, deviation, far_below, median
 from sugar_utils.files import file_digest, in_parallel
@@ -143,8 +144,8 @@ def _exposure_noise(cameras: Sequence[Camera], stops: Mapping[str, float]) -> fl
     measured = [camera for camera in cameras if np.isfinite(stops[camera.name])]
     if len(measured) <= N_EXPOSURE_NEIGHBORS:
         return math.nan
-    centers = np.stack([camera.center for camera in measured])
-    axes = np.stack([camera.rotation[2] for camera in measured])
+    centers = centers_of(measured)
+    axes = view_directions(measured)
     extent = camera_extent(measured) or 1.0
     distances = np.linalg.norm(centers[:, None] - centers, axis=2) / extent
     distances += np.arccos(np.clip(axes @ axes.T, -1.0, 1.0))
@@ -165,7 +166,7 @@ def _trusted(reasons: dict[str, str], n: int) -> dict[str, str]:
 def reduced_grey(camera: Camera, longest_side: int) -> tuple[Camera, np.ndarray]:
     """Return a camera and its image in grey, not larger than asked for. (H, W) uint8"""
     small = camera.reduced(longest_side)
-    size = (small.width, small.height)
+    size = small.size
     with open_image(camera.image_file) as image:
         # JPEG files are decoded at a fraction of their size, and without their colours.
         image.draft("L", size)
@@ -247,15 +248,9 @@ def _blurred(measured: dict[str, ImageStatistics]) -> dict[str, str]:
 
 def _copies(cameras: Sequence[Camera], measured: dict[str, ImageStatistics]) -> dict[str, str]:
     """Return images with the same bytes as another; the one that fits its points best stays."""
-    by_size: dict[int, list[Camera]] = {}
-    for camera in cameras:
-        size = camera.image_file.stat().st_size
-        by_size.setdefault(size, []).append(camera)
-    by_digest: dict[str, list[str]] = {}
-    for group in by_size.values():
-        if len(group) > 1:
-            for camera in group:
-                by_digest.setdefault(file_digest(camera.image_file), []).append(camera.name)
+    by_size = values_by_key((camera.image_file.stat().st_size, camera) for camera in cameras)
+    candidates = [camera for group in by_size.values() if len(group) > 1 for camera in group]
+    by_digest = values_by_key((file_digest(one.image_file), one.name) for one in candidates)
     reasons = {}
     for names in by_digest.values():
         best = max(names, key=lambda name: np.nan_to_num(measured[name].correlation))

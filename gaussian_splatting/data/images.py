@@ -23,6 +23,7 @@ from PIL import ExifTags, Image, ImageOps, PngImagePlugin
 from torch import Tensor
 from torch.nn import functional
 
+from gaussian_splatting.core.color_bytes import rounded_bytes
 from gaussian_splatting.data.cameras import Camera, ViewMask
 from gaussian_splatting.data.color_spaces import srgb_of
 from gaussian_splatting.data.mask_levels import (
@@ -259,7 +260,7 @@ def colors_of(image: Image.Image) -> Image.Image:
         values = np.asarray(image).astype(np.float64)
         # Floats are 0 to 1, integers have 16 bits.
         values = values * 255 if image.mode == "F" else values / 257
-        image = Image.fromarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
+        image = Image.fromarray(rounded_bytes(values))
     mode = "RGBA" if has_alpha(image) else "RGB"
     converted = srgb_of(image)
     if converted is None:
@@ -367,7 +368,7 @@ def fit_to_file(camera: Camera) -> Camera:
     if camera.image_path is None:
         return camera
     width, height = image_size(camera.image_path)
-    if (width, height) == (camera.width, camera.height):
+    if (width, height) == camera.size:
         return camera
     # Each side of a scaled image is off by less than one pixel of the scaled size.
     if abs(width * camera.height - height * camera.width) > camera.width + camera.height:

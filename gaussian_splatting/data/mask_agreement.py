@@ -129,7 +129,7 @@ class _View:
     def __init__(self, camera: Camera) -> None:
         self.camera = camera.reduced(SIDE)
         values = torch.from_numpy(overview(camera).copy())[None, None].float()
-        size = (self.camera.height, self.camera.width)
+        size = self.camera.shape
         shares = functional.interpolate(values, size, mode="area")[0, 0]
         self.mask = shares >= COUNTS
 
@@ -179,7 +179,7 @@ class _Hull:
         is_in_hull = n_inside >= (1 - OUTSIDE_SHARE) * n_shown
         is_solid = is_shown & (n_shown >= _MIN_VOTERS) & is_in_hull
         camera = view.camera
-        image = torch.zeros(camera.height * camera.width, dtype=torch.bool, device="cpu")
+        image = torch.zeros(camera.n_pixels, dtype=torch.bool, device="cpu")
         image[index[is_solid]] = True
         image = image.view(camera.height, camera.width)
         if not bool(is_solid.any()):

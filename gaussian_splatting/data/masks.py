@@ -27,6 +27,7 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -40,7 +41,7 @@ from gaussian_splatting.data.names import (
     paired_by_number,
 )
 from sugar_utils.errors import Notify, UserError, shortened
-from sugar_utils.files import in_parallel
+from sugar_utils.files import atomic_path, in_parallel
 from sugar_utils.flags import AUTO
 from sugar_utils.settings import flag
 
@@ -194,7 +195,7 @@ def _is_empty(camera: Camera) -> bool:
     if camera.mask is None or (overview(camera) >= images.COUNTS).any():
         return False
     # Thin parts are lost in a small mask only.
-    values = images.decode_mask(camera.mask, camera.width, camera.height)
+    values = images.decode_mask(camera.mask, *camera.size)
     return not (values >= images.COUNTS).any()
 
 
@@ -242,6 +243,12 @@ def object_mask_path(folder: Path, name: str) -> Path:
     inner_parts = [part for part in parts if part not in ("/", "..")]
     file_name = f"{PurePosixPath(parts[-1]).name}.png"
     return folder.joinpath(*inner_parts).with_name(file_name)
+
+
+def write_object_mask(folder: Path, name: str, values: np.ndarray) -> None:
+    """Write the mask of an image, (H, W) uint8, where :func:`object_mask_path` has it."""
+    with atomic_path(object_mask_path(folder, name)) as temporary:
+        Image.fromarray(values).save(temporary, format="PNG")
 
 
 def with_object_masks(cameras: Sequence[Camera], folder: Path) -> list[Camera]:
@@ -337,9 +344,7 @@ def _in_folder(cameras: Sequence[Camera], folder: Path, mode: MaskMode) -> _Mask
     paths = [None if ambiguous[path] > 1 else path for path in paths]
     if not all(paths):
         paths = _by_number(cameras, folder) or paths
-    masks = []
-    for camera, path in zip(cameras, paths, strict=True):
-        masks.append(_of_file(camera, path, mode))
+    masks = [_of_file(camera, path, mode) for camera, path in zip(cameras, paths, strict=True)]
     return _MaskFiles(str(folder), masks)
 
 
@@ -505,7 +510,7 @@ class VisualHull:
         for hull_camera, distance in zip(self.cameras, self.distances, strict=True):
             if hull_camera.name == camera.name:
                 is_inside = distance <= min(math.ceil(self.tolerance * _STEPS), 254)
-                size = (camera.height, camera.width)
+                size = camera.shape
                 resized = functional.interpolate(is_inside[None, None].float(), size)
                 return resized[0, 0] > 0
         return None
@@ -522,7 +527,7 @@ def hull_of(cameras: Sequence[Camera], device: torch.device | str = "cpu") -> Vi
         mask = torch.from_numpy(overview(camera) > 0)
         views.append(camera.resized(mask.shape[1], mask.shape[0]))
         distances.append(distance_outside(mask).to(device))
-    side = max(max(view.width, view.height) for view in views)
+    side = max(view.longest_side for view in views)
     masks = [camera.image_mask for camera in masked]
     errors = [mask.outline_error for mask in masks if mask.weight > 0]
     error = max(errors, default=0.0)

@@ -7,7 +7,7 @@ fit their tracks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -106,6 +106,13 @@ def repair_reconstruction(model: pycolmap.Reconstruction, notify: Notify) -> Non
             f"observe them; triangulated {n_repaired:,} again and left out "
             f"{n_wrong - n_repaired:,}"
         )
+
+
+def positions_and_colors(points: Sequence[pycolmap.Point3D]) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions, (P, 3) float64 world units, and colours, (P, 3) uint8, of points."""
+    positions = np.array([point.xyz for point in points], dtype=np.float64)
+    colors = np.array([point.color for point in points], dtype=np.uint8)
+    return positions.reshape(-1, 3), colors.reshape(-1, 3)
 
 
 def reprojection_errors(

@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.core.subsets import finite_points, longest_side
+from gaussian_splatting.data.cameras import Camera, centers_of
 from sugar_utils.errors import Notify
 from sugar_utils.files import read_json, write_json_atomic
 from sugar_utils.schemas import Coordinate, conform
@@ -40,7 +41,7 @@ def world_offset(centers: np.ndarray) -> np.ndarray:
     copied by hand and two subsets of the cameras mostly have the same one.
     """
     mean = centers.mean(axis=0)
-    extent = float(np.ptp(centers, axis=0).max())
+    extent = longest_side(centers)
     largest_distance = FAR_AWAY
     if extent:
         largest_distance = min(FAR_AWAY, FAR_RATIO * extent)
@@ -54,7 +55,7 @@ def offset_of(cameras: Sequence[Camera]) -> np.ndarray:
     """Return the :func:`world_offset` of cameras; zeros without cameras. (3,)"""
     if not cameras:
         return np.zeros(3)
-    return world_offset(np.stack([camera.center for camera in cameras]))
+    return world_offset(centers_of(cameras))
 
 
 def moved_back(cameras: Sequence[Camera], offset: np.ndarray) -> list[Camera]:
@@ -76,7 +77,7 @@ def offset_for(points: np.ndarray, offset: np.ndarray) -> np.ndarray:
         points: (P, 3), may be none.
         offset: Of the capture. (3,)
     """
-    finite = points[np.isfinite(points).all(axis=1)]
+    finite = finite_points(points)
     if not offset.any() or not len(finite):
         return np.zeros(3)
     middle = np.median(finite, axis=0)
@@ -97,7 +98,7 @@ def near_offset(
             middle is left out then, because float32 has too few digits for it.
     """
     known_offset = np.zeros(3) if offset is None else offset_for(points, offset)
-    finite = points[np.isfinite(points).all(axis=1)] - known_offset
+    finite = finite_points(points) - known_offset
     if not len(finite) or np.linalg.norm(finite.mean(axis=0)) <= FAR_AWAY:
         return known_offset
     rest = world_offset(finite)

@@ -19,7 +19,7 @@ an export ``export``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import Gaussians
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, LoadImage
 from gaussian_splatting.engine.model import TrainableModel
 from gaussian_splatting.engine.state_schema import StateRule
 from gaussian_splatting.engine.training_views import TrainingView
@@ -236,7 +236,7 @@ class IterationContext:
     iteration: int
     stage: TrainedStage
     cameras: Sequence[Camera]  # of all training views
-    load_photograph: Callable[[Camera], Tensor]  # (H, W, 3) or (H, W, 4) uint8
+    load_photograph: LoadImage  # (H, W, 3) or (H, W, 4) uint8
     white_background: bool
     group: ProcessGroup
     console: Console

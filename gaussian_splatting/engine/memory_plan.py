@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.color_gradients import MIN_FACTORED
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.engine.strips import WHOLE_IMAGE, ImageSplit
 from gaussian_splatting.losses.photometric import SSIM_HALO
@@ -364,8 +365,8 @@ def cheaper(plan: MemoryPlan, fixed_split: bool = False) -> MemoryPlan | None:
 
 def surveyed(cameras: Sequence[Camera]) -> list[Camera]:
     """Some evenly spaced views, and before them the one with the largest image."""
-    stride = max(1, len(cameras) // SURVEYED_VIEWS)
-    return [max(cameras, key=lambda camera: camera.width * camera.height), *cameras[::stride]]
+    largest = max(cameras, key=lambda camera: camera.n_pixels)
+    return [largest, *about(cameras, SURVEYED_VIEWS)]
 
 
 def worst_view(load: StepLoad, views: Sequence[ViewLoad]) -> StepLoad:

@@ -28,7 +28,7 @@ def scene_inputs(
         photographs: Whether the contents of the photographs count.
         tracks: Whether it counts which points photographs observe.
     """
-    cameras = [*scene.train_cameras, *scene.test_cameras]
+    cameras = scene.cameras
     inputs: dict[str, dict[str, str] | str] = {}
     digests = {camera.name: _camera_digest(camera, "train") for camera in scene.train_cameras}
     digests |= {camera.name: _camera_digest(camera, "test") for camera in scene.test_cameras}

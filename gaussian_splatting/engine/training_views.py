@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.color_bytes import color_bytes
 from gaussian_splatting.core.random import draw_labels, generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, composited
@@ -92,7 +93,7 @@ class TrainingView:
         """Number of pixels that count, at least 1."""
         counted = self.counted_pixels
         if counted is None:
-            return self.camera.height * self.camera.width
+            return self.camera.n_pixels
         return counted.sum().clamp_min(1)
 
 
@@ -187,7 +188,7 @@ def composited_view(view: TrainingView, plain_background: Tensor, seed: int) -> 
     if view.exposure is None:
         return replace(view, photograph=composited(photograph, color), background=background)
     as_photographed = exposed(background[None, None], view.exposure.detach())[0, 0]
-    color = (as_photographed.clamp(0, 1) * 255).round().to(torch.uint8)
+    color = color_bytes(as_photographed.clamp(0, 1))
     return replace(
         view,
         photograph=composited(photograph, color),

@@ -62,7 +62,7 @@ class SizedViews:
         small = camera.scaled(scale)
 
         def shrink(photograph: Tensor) -> Tensor:
-            return averaged(photograph, small.width, small.height)
+            return averaged(photograph, *small.size)
 
         return small, self._images.scaled(camera, scale, shrink)
 
@@ -148,7 +148,7 @@ class UploadedViews:
 def smaller(camera: Camera, photograph: Tensor, longest_side: int) -> tuple[Camera, Tensor]:
     """Reduce a view and its photograph, (H, W, 3) or (H, W, 4) uint8, to a number of pixels."""
     small = camera.reduced(longest_side)
-    return small, averaged(photograph.cpu(), small.width, small.height)
+    return small, averaged(photograph.cpu(), *small.size)
 
 
 def averaged(photograph: Tensor, width: int, height: int) -> Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 from plyfile import PlyData
 
 from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
+from gaussian_splatting.formats.packing import from_smallest_three
 
 CHUNK_ROWS = 256
 PACKED = ("packed_position", "packed_rotation", "packed_scale", "packed_color")
@@ -117,12 +118,7 @@ def _quaternions(packed: np.ndarray) -> np.ndarray:
     """Return unit quaternions, wxyz. (N,) uint32 -> (N, 4)"""
     shares = np.stack([_share(packed, shift, 10) for shift in (20, 10, 0)], axis=1)
     smaller_parts = (shares - 0.5) * np.sqrt(2)
-    largest = packed >> np.uint32(30)
-    quats = np.empty((len(packed), 4))
-    quats[np.arange(4) != largest[:, None]] = smaller_parts.ravel()
-    squared = (smaller_parts**2).sum(axis=1)
-    quats[np.arange(len(quats)), largest] = np.sqrt(np.maximum(0.0, 1 - squared))
-    return quats
+    return from_smallest_three(packed >> np.uint32(30), smaller_parts)
 
 
 def _harmonics(values: np.ndarray) -> np.ndarray:

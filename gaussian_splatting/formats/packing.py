@@ -51,9 +51,7 @@ def from_smallest_three(largest: np.ndarray, three: np.ndarray) -> np.ndarray:
 
 def columns(cloud: GaussianCloud) -> dict[str, np.ndarray]:
     """Return the parameters of a cloud by name, float64 on the host; quaternions of unit length."""
-    values = {}
-    for name, tensor in cloud.tensors().items():
-        values[name] = tensor.cpu().double().numpy()
+    values = {name: tensor.cpu().double().numpy() for name, tensor in cloud.tensors().items()}
     values["quats"] = unit_vectors(values["quats"])
     return values
 

@@ -13,7 +13,7 @@ import shutil
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -358,6 +358,11 @@ def color_properties(vertices: np.ndarray) -> list[str] | None:
     return None
 
 
+def columns_of(rows: Any, names: Iterable[str]) -> np.ndarray:
+    """Return named columns of a table side by side. (N, len(names)) float64"""
+    return np.stack([np.asarray(rows[name], np.float64) for name in names], axis=1)
+
+
 def _columns(vertices: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """Return named properties side by side. (N, len(names)) float32"""
     table = np.empty((len(vertices), len(names)), dtype=np.float32)
@@ -382,7 +387,7 @@ def _positions(
         axes: Names of the coordinates.
         offset: See :func:`read_gaussian_ply`.
     """
-    points = np.stack([np.asarray(vertices[axis], np.float64) for axis in axes], axis=1)
+    points = columns_of(vertices, axes)
     subtracted = np.zeros(3)
     if vertices[axes[0]].dtype.itemsize > 4:
         subtracted = near_offset(points, offset, path, notify)
@@ -460,7 +465,7 @@ def read_point_table(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """
     vertices = _read_ply(path)["vertex"].data
     axes, color_names = _point_properties(path, vertices)
-    points = np.stack([np.asarray(vertices[axis], np.float64) for axis in axes], axis=1)
+    points = columns_of(vertices, axes)
     return points, _point_colors(vertices, color_names)
 
 

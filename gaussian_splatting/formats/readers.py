@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_cloud
@@ -20,6 +19,7 @@ from gaussian_splatting.formats.sog import read_sog
 from gaussian_splatting.formats.splat_file import read_splat
 from gaussian_splatting.formats.spz import read_spz
 from sugar_utils.command_text import command_text
+from sugar_utils.device import float32_tensor
 from sugar_utils.errors import Notify, UserError
 
 READERS: dict[str, Callable[[Path, Notify], GaussianCloud]] = {
@@ -88,4 +88,4 @@ def near_cloud(
         return cloud
     means = cloud.means.double().numpy()
     moved = means - offset_for(means, offset)
-    return replace(cloud, means=torch.from_numpy(moved.astype(np.float32)))
+    return replace(cloud, means=float32_tensor(moved))

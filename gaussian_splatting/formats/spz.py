@@ -22,6 +22,7 @@ import numpy as np
 import zstandard
 
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.color_bytes import rounded_bytes
 from gaussian_splatting.core.moved import moved_cloud
 from gaussian_splatting.formats.packing import (
     BANDS,
@@ -252,7 +253,7 @@ def _pack_rotations(quats: np.ndarray) -> bytes:
 
 
 def _bytes(values: np.ndarray) -> bytes:
-    return np.clip(np.rint(values), 0, 255).astype(np.uint8).tobytes()
+    return rounded_bytes(values).tobytes()
 
 
 class _Unpacked(NamedTuple):

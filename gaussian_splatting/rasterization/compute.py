@@ -11,7 +11,7 @@ import torch
 from gaussian_splatting.rasterization import WARP, Rasterizer
 from gaussian_splatting.rasterization.backends import RASTERIZERS, choose_rasterizer
 from sugar_utils.device import DEVICE_KINDS, choose_device, cuda_facts, make_current
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Notify, UserError
 from sugar_utils.flags import integer
 from sugar_utils.process_group import ALONE, ProcessGroup
 from sugar_utils.settings import flag
@@ -31,6 +31,11 @@ class Compute:
     group: ProcessGroup = field(default=ALONE, compare=False)
     # Whether passes over views may be recorded as CUDA graphs; nothing is on a CPU.
     cuda_graph: bool = field(default=True, compare=False)
+
+    def report(self, notify: Notify) -> None:
+        """Report why the device was chosen, where flags chose it."""
+        if self.device_reason:
+            notify(self.device_reason)
 
     @property
     def notes(self) -> tuple[str, ...]:

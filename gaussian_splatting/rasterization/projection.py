@@ -56,18 +56,6 @@ class CountPrediction(Protocol):
         ...
 
 
-class _ViewSize(NamedTuple):
-    """Key of a view in :class:`IntersectionPrediction`; sizes in pixels."""
-
-    name: str
-    width: int
-    height: int
-
-    @classmethod
-    def of(cls, camera: Camera) -> _ViewSize:
-        return cls(camera.name, camera.width, camera.height)
-
-
 class _Visit(NamedTuple):
     """Counts at the last visit of a view."""
 
@@ -89,14 +77,15 @@ class IntersectionPrediction:
     """
 
     def __init__(self) -> None:
-        self._last_visits: dict[_ViewSize, _Visit] = {}
+        # By the name and the size of the view.
+        self._last_visits: dict[tuple[str, tuple[int, int]], _Visit] = {}
 
     def predict(self, camera: Camera, n_gaussians: int) -> PredictedCount | None:
         """Return the predicted capacity of a view's tile lists.
 
         None: the view has not been visited at this size, or has too many intersections.
         """
-        visit = self._last_visits.get(_ViewSize.of(camera))
+        visit = self._last_visits.get((camera.name, camera.size))
         if visit is None:
             return None
         capacity = visit.capacity(n_gaussians)
@@ -106,16 +95,15 @@ class IntersectionPrediction:
 
     def largest(self, camera: Camera, n_gaussians: int) -> int:
         """Return the largest capacity of all visited views of the size of one; 0 without any."""
-        size = (camera.width, camera.height)
         capacities = []
-        for view, visit in self._last_visits.items():
-            if (view.width, view.height) == size:
+        for (_, size), visit in self._last_visits.items():
+            if size == camera.size:
                 capacities.append(visit.capacity(n_gaussians))
         return min(max(capacities, default=0), MAX_PREDICTION)
 
     def record(self, camera: Camera, n_gaussians: int, count: int) -> None:
         """Record the exact number of intersections of a view."""
-        self._last_visits[_ViewSize.of(camera)] = _Visit(count, n_gaussians)
+        self._last_visits[camera.name, camera.size] = _Visit(count, n_gaussians)
 
 
 @dataclass

@@ -32,7 +32,7 @@ from gaussian_splatting.core.spherical_harmonics import (
     sh_basis,
 )
 from gaussian_splatting.data.cameras import Camera
-from sugar_utils.device import upload
+from sugar_utils.device import float32_tensor, upload
 from sugar_utils.warp_arrays import Floats, Floats2d, Ints, Vec3s, Vec3s2d, Vec4s
 from sugar_utils.warp_math import (
     column,
@@ -156,7 +156,7 @@ def camera_record(camera: Camera, device: torch.device) -> Tensor:
     """
     view = make_view(camera)
     numbers = np.concatenate([np.ravel(getattr(view, name)) for name in View.vars])
-    return upload(torch.from_numpy(numbers.astype(np.float32)), device)
+    return upload(float32_tensor(numbers), device)
 
 
 @wp.func

@@ -127,7 +127,7 @@ def merge_cameras(
             n_unmatched += 1
         else:
             posed_differently.append(camera.name)
-            if (match.width, match.height) == (camera.width, camera.height):
+            if match.size == camera.size:
                 camera = _with_files_of(camera, match)
             else:
                 camera = replace(camera, name=match.name)

@@ -35,7 +35,7 @@ from gaussian_splatting.formats.file_kinds import CLOUD_SUFFIXES, refuse_other_k
 from gaussian_splatting.formats.readers import read_gaussians
 from sugar_utils import schemas
 from sugar_utils.errors import Notify, UserError
-from sugar_utils.files import decoded, read_json, write_json_atomic, write_text_atomic
+from sugar_utils.files import decoded, read_json, without_none, write_json_atomic, write_text_atomic
 
 CHECKPOINT_FOLDER = "checkpoints"  # of the vanilla stage, to resume from
 RUN_FILE = "run.json"  # the record of a run
@@ -368,7 +368,7 @@ def _read_settings(path: Path, notify: Notify) -> dict[str, Any]:
         except UserError as error:
             notify(str(error))
             del settings[name]
-    return {name: value for name, value in settings.items() if value is not None}
+    return without_none(settings)
 
 
 def write_exposures(path: Path, exposures: Mapping[str, Tensor]) -> None:

@@ -113,7 +113,6 @@ class VanillaSize:
 
     def target(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height in pixels for a file of a size."""
-        ...
         if self.resolution in DIVISORS:
             return whole_pixels(width / self.resolution, height / self.resolution)
         target_width = min(self.resolution, 2 * _MAX_SIDE)
@@ -157,6 +156,11 @@ class Scene:
     # The part of it that is subtracted where files of the scene folder are read; the rest was
     # subtracted before they were written. (3,) float64
     model_offset: np.ndarray = field(default_factory=partial(np.zeros, 3))
+
+    @property
+    def cameras(self) -> list[Camera]:
+        """Training and held-out cameras at their training size, without dropped ones."""
+        return [*self.train_cameras, *self.test_cameras]
 
     @property
     def calibrated_cameras(self) -> list[Camera]:
@@ -511,7 +515,7 @@ def _resize(checked: CheckedViews, rule: SizeRule) -> dict[str, Camera]:
     """Return the cameras at the size that a rule gives, by name."""
     sized = {}
     for camera in checked.cameras:
-        width, height = rule.target(camera.width, camera.height)
+        width, height = rule.target(*camera.size)
         sized[camera.name] = camera.resized(width, height)
     return sized
 

@@ -7,7 +7,7 @@ photograph by itself. Plane sweeps put the surface there from the start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.color_bytes import color_bytes
 from gaussian_splatting.core.spherical_harmonics import sh_to_rgb
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, LoadImage
 from gaussian_splatting.data.masks import VisualHull
 from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.vanilla.initial_gaussians import initial_cloud
@@ -78,7 +79,7 @@ class _SweptView:
 def with_dense_points(
     cloud: GaussianCloud,
     scene: Scene,
-    load_image: Callable[[Camera], Tensor],
+    load_image: LoadImage,
     hull: VisualHull | None,
     limit: int | None,
     notify: Notify,
@@ -108,7 +109,7 @@ def with_dense_points(
     notify(f"dense start: {len(points):,} of {n_points:,} points that photographs agree on")
     if len(points) == 0:
         return cloud
-    cloud_colors = (sh_to_rgb(cloud.sh_dc[:, 0]).clamp(0, 1) * 255).round().to(torch.uint8)
+    cloud_colors = color_bytes(sh_to_rgb(cloud.sh_dc[:, 0]).clamp(0, 1))
     all_points = torch.cat([cloud.means, points.to(cloud.means)])
     all_colors = torch.cat([cloud_colors, colors.to(cloud_colors.device)])
     start = initial_cloud(all_points, all_colors)
@@ -117,7 +118,7 @@ def with_dense_points(
 
 
 def dense_points(
-    scene: Scene, load_image: Callable[[Camera], Tensor], device: torch.device | str = "cpu"
+    scene: Scene, load_image: LoadImage, device: torch.device | str = "cpu"
 ) -> ColoredPoints:
     """Find points that at least two photographs agree on, or that depth maps say.
 

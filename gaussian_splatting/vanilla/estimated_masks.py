@@ -25,20 +25,20 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
 from gaussian_splatting.core.cloud import Gaussians
+from gaussian_splatting.core.subsets import at_most
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, decode_image, decode_view, outlined
 from gaussian_splatting.data.masks import (
     FOUND,
     OVERVIEW_SIDE,
     REMBG,
-    object_mask_path,
     overview,
     with_object_masks,
+    write_object_mask,
 )
 from gaussian_splatting.engine.reporting.evaluation import intersection_over_union
 from gaussian_splatting.engine.run_identity import points_digest, scene_inputs
@@ -58,7 +58,7 @@ from gaussian_splatting.vanilla.scene_masks import (
 )
 from sugar_utils import html
 from sugar_utils.errors import Notify
-from sugar_utils.files import atomic_path, read_json, write_json_atomic
+from sugar_utils.files import read_json, write_json_atomic
 from sugar_utils.flags import AUTO
 from sugar_utils.libraries import load_package
 from sugar_utils.recipe import Recipe
@@ -94,7 +94,7 @@ def render_mask(
     blended = rasterize(
         gaussians, camera, rgb=False, features=shares[:, None], rasterizer=rasterizer
     ).features[..., 0]
-    width, height = size or (camera.width, camera.height)
+    width, height = size or camera.size
     image = functional.interpolate(
         blended[None, None], (height, width), mode="bilinear", align_corners=False
     )
@@ -225,11 +225,11 @@ class MaskEstimation:
             ious.append(intersection_over_union(torch.from_numpy(rendered), mask >= COUNTS))
         for camera in all_views(scene):
             if _needs_mask(camera):
-                size = (camera.width, camera.height)
+                size = camera.size
                 small = camera.reduced(OVERVIEW_SIDE)
                 values = render_mask(gaussians, shares, small, size, rasterizer)
                 if self.compute.group.is_first:
-                    _write_mask(folder, camera, values)
+                    write_object_mask(folder, camera.name, values)
         return float(np.median(ious)) if ious else 1.0
 
 
@@ -239,23 +239,17 @@ def write_foregrounds(scene: Scene, folder: Path) -> None:
     session = rembg.new_session()
     for camera in all_views(scene):
         if camera.image_path is not None:
-            photograph = decode_image(camera.image_path, camera.width, camera.height)
+            photograph = decode_image(camera.image_path, *camera.size)
             values = rembg.remove(photograph, session=session, only_mask=True)
-            _write_mask(folder, camera, np.asarray(values).astype(np.uint8))
-
-
-def _write_mask(folder: Path, camera: Camera, values: np.ndarray) -> None:
-    with atomic_path(object_mask_path(folder, camera.name)) as temporary:
-        Image.fromarray(values).save(temporary, format="PNG")
+            write_object_mask(folder, camera.name, np.asarray(values).astype(np.uint8))
 
 
 def _outlines(cameras: Sequence[Camera]) -> html.Page:
     """A page of photographs with the outlines of their masks."""
     page = html.Page("Masks of the object", "photographs of the training views with outlines")
-    stride = -(-len(cameras) // _SHOWN)
 
     def pictures() -> Iterator[html.Picture]:
-        for camera in cameras[::stride]:
+        for camera in at_most(cameras, _SHOWN):
             view = torch.from_numpy(decode_view(camera.reduced(_SHOWN_SIDE)))
             yield html.Picture(outlined(view).numpy(), camera.name)
 

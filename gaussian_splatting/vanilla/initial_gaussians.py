@@ -23,6 +23,7 @@ from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.readers import read_gaussians
 from gaussian_splatting.scenes.scene import Scene
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
+from sugar_utils.device import float32_tensor
 from sugar_utils.errors import Notify, UserError
 from sugar_utils.neighbors import mean_sq_distance_to_nearest
 
@@ -89,7 +90,7 @@ def initial_gaussians(
     colors = torch.from_numpy(scene.points_rgb)
     if init_ply is not None and is_scan(init_ply):
         scan = _scan_of(scene, init_ply, limit, notify)
-        points = torch.from_numpy(scan.positions.astype(np.float32))
+        points = float32_tensor(scan.positions)
         colors = torch.from_numpy(scan.colors)
     elif init_ply is not None:
         ply_points, ply_colors = _points_in_scene(init_ply, scene, notify)

@@ -15,7 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from gaussian_splatting.core.cloud import Gaussians, rotation_matrices
-from gaussian_splatting.data.cameras import Camera, looked_at, planes_of_triples
+from gaussian_splatting.core.subsets import is_among
+from gaussian_splatting.data.cameras import (
+    Camera,
+    centers_of,
+    looked_at,
+    planes_of_triples,
+    view_directions,
+)
 from sugar_utils.errors import UserError
 
 REACH = 1.5  # what is farther from the crossing belongs to the surroundings
@@ -75,9 +82,7 @@ def object_rows(gaussians: Gaussians, cameras: Sequence[Camera]) -> np.ndarray:
     border_area = areas[candidates][at_border].sum()
     if border_area > MOST_AT_BORDER * areas[candidates][is_object].sum():
         raise no_object("what they look at is not separate from its surroundings")
-    rows = np.zeros(len(means), dtype=bool)
-    rows[np.flatnonzero(candidates)[is_object]] = True
-    return rows
+    return is_among(len(means), np.flatnonzero(candidates)[is_object])
 
 
 def crossing_of(cameras: Sequence[Camera]) -> Crossing:
@@ -86,8 +91,8 @@ def crossing_of(cameras: Sequence[Camera]) -> Crossing:
     Raises:
         UserError: They do not look at one place.
     """
-    centers = np.stack([camera.center for camera in cameras])
-    axes = np.stack([camera.rotation[2] for camera in cameras])
+    centers = centers_of(cameras)
+    axes = view_directions(cameras)
     center = looked_at(cameras)
     distances = np.linalg.norm(center - centers, axis=1)
     cosines = ((center - centers) * axes).sum(axis=1) / np.maximum(distances, 1e-12)
@@ -109,7 +114,7 @@ def support_plane(
     """
     if len(points) < 3:
         return None
-    centers = np.stack([camera.center for camera in cameras])
+    centers = centers_of(cameras)
     total = areas.sum()
     best: Plane | None = None
     largest_area = PLANE_SHARE * total

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gaussian_splatting.core.color_bytes import color_bytes
 from gaussian_splatting.data.cameras import Camera, pixel_rays, pixels_of
 from gaussian_splatting.engine.training_views import is_counted
 
@@ -84,8 +85,8 @@ def small_copy(camera: Camera, photograph: Tensor, device: torch.device | str) -
     colors = photograph[..., :3].float() / 255
     planes = torch.cat([colors, counted[..., None].float()], dim=-1)
     planes = planes.to(device).permute(2, 0, 1)[None]
-    planes = F.interpolate(planes, (small.height, small.width), mode="area")[0]
-    small_colors = (planes[:3] * 255).round().to(torch.uint8).permute(1, 2, 0).cpu()
+    planes = F.interpolate(planes, small.shape, mode="area")[0]
+    small_colors = color_bytes(planes[:3]).permute(1, 2, 0).cpu()
     return SmallCopy(GreyView(small, planes[:3].mean(dim=0)), small_colors, planes[3] > 0.99)
 
 

@@ -12,16 +12,19 @@ import shutil
 from pathlib import Path
 
 import msgspec
-from PIL import Image
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import decode_mask
-from gaussian_splatting.data.masks import MaskOptions, object_mask_path, with_masks
+from gaussian_splatting.data.masks import (
+    MaskOptions,
+    object_mask_path,
+    with_masks,
+    write_object_mask,
+)
 from gaussian_splatting.data.names import IMAGE_SUFFIXES
 from gaussian_splatting.scenes.scene import Scene
 from sugar_utils.errors import Notify, UserError, shortened
 from sugar_utils.files import (
-    atomic_path,
     file_digest,
     read_json,
     replaced_folder,
@@ -41,7 +44,7 @@ class _Written(msgspec.Struct):
 
 def all_views(scene: Scene) -> list[Camera]:
     """Return the views of a scene: those to train on, and those held out."""
-    return [*scene.train_cameras, *scene.test_cameras, *scene.dropped_test_cameras]
+    return [*scene.cameras, *scene.dropped_test_cameras]
 
 
 def edited_digest(root: Path) -> str | None:
@@ -90,9 +93,8 @@ def copy_edited_masks(scene: Scene, folder: Path, notify: Notify) -> None:
         )
     for camera in masked:
         if camera.mask is not None:
-            values = decode_mask(camera.mask, camera.width, camera.height)
-            with atomic_path(object_mask_path(folder, camera.name)) as temporary:
-                Image.fromarray(values).save(temporary, format="PNG")
+            values = decode_mask(camera.mask, *camera.size)
+            write_object_mask(folder, camera.name, values)
 
 
 def write_scene_masks(scene: Scene, folder: Path, page: str, notify: Notify) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from gaussian_splatting.components.sky_sphere import SkySphere
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.spherical_harmonics import rgb_to_sh
-from gaussian_splatting.data.cameras import Camera, middle_of, pixels_of
+from gaussian_splatting.data.cameras import Camera, LoadImage, middle_of, pixels_of
 from gaussian_splatting.vanilla.dense_start import evenly_chosen
 from gaussian_splatting.vanilla.plane_sweep import small_copy
 
@@ -23,7 +23,7 @@ def with_sky_colors(
     cloud: GaussianCloud,
     sky: SkySphere,
     cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
+    load_image: LoadImage,
 ) -> GaussianCloud:
     """Give the Gaussians of the sky the colours of their directions; others stay as they are."""
     rows = (sky.distance(cloud.means) > 0).nonzero()[:, 0]
@@ -36,7 +36,7 @@ def with_sky_colors(
 
 
 def directional_colors(
-    points: Tensor, cameras: Sequence[Camera], load_image: Callable[[Camera], Tensor]
+    points: Tensor, cameras: Sequence[Camera], load_image: LoadImage
 ) -> Tensor | None:
     """Median colour that photographs show where points are; the nearest one's where none does.
 

@@ -14,7 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from gaussian_splatting.data.cameras import Camera, looked_at, up_direction, upright_rotation
+from gaussian_splatting.data.cameras import (
+    Camera,
+    centers_of,
+    looked_at,
+    up_direction,
+    upright_rotation,
+    view_directions,
+)
 from gaussian_splatting.data.image_checks import reduced_grey, sharpness
 from gaussian_splatting.data.masks import overview
 from gaussian_splatting.data.observations import Observations, median
@@ -106,8 +113,8 @@ def directions_of(cameras: Sequence[Camera], points: np.ndarray) -> Directions:
     Args:
         points: Of the reconstruction; with the cameras they determine the vertical. (P, 3)
     """
-    centers = np.stack([camera.center for camera in cameras])
-    axes = np.stack([camera.rotation[2] for camera in cameras])
+    centers = centers_of(cameras)
+    axes = view_directions(cameras)
     target = looked_at(cameras)
     depths = ((target - centers) * axes).sum(axis=1)
     around = bool((depths > 0).mean() > AROUND_SHARE)
@@ -152,7 +159,7 @@ def _shows(camera: Camera, directions: np.ndarray) -> np.ndarray:
 
 def check_capture(scene: Scene) -> tuple[list[CaptureFinding], Directions]:
     """Return the faults of a capture, image faults first, and the directions it covers."""
-    cameras = sorted((*scene.train_cameras, *scene.test_cameras), key=lambda c: c.name)
+    cameras = sorted(scene.cameras, key=lambda c: c.name)
     directions = directions_of(cameras, scene.points)
     measured = [camera for camera in cameras if camera.image_path is not None]
     statistics = in_parallel(lambda camera: _measure(camera, scene.observations), measured)

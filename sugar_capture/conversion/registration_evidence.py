@@ -10,13 +10,12 @@ from pathlib import Path
 from gaussian_splatting.data.image_checks import sharpness
 from sugar_capture import panoramas
 from sugar_capture.features import matching
-from sugar_capture.features.feature_database import database_errors
+from sugar_capture.features.feature_database import database_errors, open_database
 from sugar_capture.features.photographs import read_grey
 from sugar_capture.pairs.pair_checks import contradicting_pairs
 from sugar_capture.registration.capture import Capture, Registration
 from sugar_capture.registration.mapping import Models
 from sugar_capture.registration.registration_report import Evidence, model_facts
-from sugar_utils.libraries import load_pycolmap
 
 _SHARPNESS_SIDE = 800  # pixels of the longest side, at which sharpness is measured
 
@@ -65,7 +64,7 @@ def _add_matches(evidence: Evidence, models: Models, path: Path) -> Evidence:
     """Add features and matches from a database."""
     contradicting = {}
     with database_errors(path):
-        with load_pycolmap().Database.open(str(path)) as database:
+        with open_database(path) as database:
             n_features = [
                 database.num_keypoints_for_image(number)
                 for number in range(1, len(evidence.names) + 1)

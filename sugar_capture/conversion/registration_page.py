@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageDraw
 
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import up_direction, upright_rotation
+from gaussian_splatting.data.observations import positions_and_colors
 from sugar_capture.registration.registration_report import BLURRED, Evidence, RegistrationReport
 from sugar_utils.html import Page, Picture, duration_text
 from sugar_utils.memory import format_bytes
@@ -169,11 +171,9 @@ def camera_map(model: pycolmap.Reconstruction, names: Sequence[str]) -> np.ndarr
     ordered = [images[names[number - 1]] for number in numbers]
     poses = np.stack([image.cam_from_world().matrix() for image in ordered])
     centers = np.stack([image.projection_center() for image in ordered])
-    point_ids = sorted(model.point3D_ids())
-    step = max(1, len(point_ids) // _MAX_POINTS)
-    sampled = [model.points3D[number] for number in point_ids[::step]]
-    points = np.array([point.xyz for point in sampled]).reshape(-1, 3)
-    colors = np.array([point.color for point in sampled], np.uint8).reshape(-1, 3)
+    point_ids = about(sorted(model.point3D_ids()), _MAX_POINTS)
+    sampled = [model.points3D[number] for number in point_ids]
+    points, colors = positions_and_colors(sampled)
     up = up_direction(poses[:, :, :3], points)
     # Rows are the directions to the right and towards the viewer; the map shows these two.
     level_axes = upright_rotation(up, centers[0] - centers.mean(axis=0))[[0, 2]]

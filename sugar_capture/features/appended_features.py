@@ -12,6 +12,7 @@ import numpy as np
 from scipy.spatial import KDTree
 
 from sugar_capture.features import matching
+from sugar_capture.features.feature_database import open_database
 from sugar_utils.files import atomic_path
 from sugar_utils.libraries import load_pycolmap
 
@@ -41,12 +42,11 @@ def append_features(
         pixel_sizes: Of each image with features of the step: pixels of the file per pixel at which
             they were extracted.
     """
-    pycolmap = load_pycolmap()
     with atomic_path(target) as temporary:
         shutil.copyfile(source, temporary)
         with (
-            pycolmap.Database.open(str(features)) as step,
-            pycolmap.Database.open(str(temporary)) as merged,
+            open_database(features) as step,
+            open_database(temporary) as merged,
         ):
             pairs = _matched_pairs(step)
             indices = sorted({index for pair in pairs for index in pair})
@@ -109,5 +109,5 @@ def _join_matches(
 
 def images_with_features(path: Path, indices: Sequence[int], least: int) -> list[int]:
     """Return the images with at least ``least`` features in a database."""
-    with load_pycolmap().Database.open(str(path)) as database:
+    with open_database(path) as database:
         return [i for i in indices if database.num_keypoints_for_image(i + 1) >= least]

@@ -41,6 +41,11 @@ def database_name(index: int) -> str:
     return f"{index + 1:06}"
 
 
+def open_database(path: Path) -> pycolmap.Database:
+    """Open a database, for a ``with`` statement."""
+    return load_pycolmap().Database.open(str(path))
+
+
 @contextlib.contextmanager
 def database_errors(path: Path) -> Iterator[None]:
     """Convert exceptions of COLMAP about a database into a ``UserError``."""
@@ -100,7 +105,7 @@ def create_database(
     if camera_model is not None and camera_model not in models:
         names = ", ".join(sorted(models))
         raise UserError(f"--camera {camera_model} is unknown; choose one of {names}")
-    with atomic_path(path) as temporary, pycolmap.Database.open(str(temporary)) as database:
+    with atomic_path(path) as temporary, open_database(temporary) as database:
         if not rigs:
             rigs = _single_rigs(lenses or _assumed_lenses(photographs, camera_model))
         sensors_of = {}
@@ -122,10 +127,7 @@ def create_database(
 
 def _single_rigs(lenses: Lenses) -> list[Rig]:
     """Return a rig of one camera for each lens."""
-    rigs = []
-    for lens, indices in lenses:
-        rigs.append(Rig([(lens, np.eye(3))], [[index] for index in indices]))
-    return rigs
+    return [Rig([(lens, np.eye(3))], [[index] for index in indices]) for lens, indices in lenses]
 
 
 def _write_sensor(database: pycolmap.Database, lens: pycolmap.Camera) -> pycolmap.sensor_t:
@@ -172,7 +174,7 @@ def separate_lenses(database_path: Path, camera_ids: Collection[int]) -> dict[in
     """
     pycolmap = load_pycolmap()
     earlier = {}
-    with pycolmap.Database.open(str(database_path)) as database:
+    with open_database(database_path) as database:
         images = sorted(database.read_all_images(), key=lambda image: image.image_id)
         for image in images:
             if image.camera_id not in camera_ids:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,12 +19,12 @@ from sugar_capture.features.learned_features import (
     find_weights,
     load_networks,
 )
-from sugar_capture.features.matching import SiftVariant
+from sugar_capture.features.matching import ImagePairs, SiftVariant
 from sugar_capture.features.photographs import Photograph
+from sugar_utils.errors import Advance
 from sugar_utils.files import file_digest
 from sugar_utils.recipe import digest_of
 
-Advance = Callable[[int], None]
 LastFeatures = Literal["auto", "sift", "contrast", "affine", "learned"]
 KINDS = get_args(LastFeatures)[1:]
 """Names of the kinds in order, as ``--features`` has them; every capture has the first one."""
@@ -74,9 +74,7 @@ class FeatureKind(ABC):
         """Write the features of images that have none in the database yet."""
 
     @abstractmethod
-    def match(
-        self, path: Path, inputs: FeatureInputs, pairs: Sequence[tuple[int, int]], advance: Advance
-    ) -> None:
+    def match(self, path: Path, inputs: FeatureInputs, pairs: ImagePairs, advance: Advance) -> None:
         """Match and verify pairs of images that are not in the database yet."""
 
 
@@ -111,9 +109,7 @@ class SiftKind(FeatureKind):
             self.variant,
         )
 
-    def match(
-        self, path: Path, inputs: FeatureInputs, pairs: Sequence[tuple[int, int]], advance: Advance
-    ) -> None:
+    def match(self, path: Path, inputs: FeatureInputs, pairs: ImagePairs, advance: Advance) -> None:
         """Match and verify pairs of images that are not in the database yet."""
         matching.match_pairs(path, pairs, inputs.seed, advance)
 
@@ -140,9 +136,7 @@ class LearnedKind(FeatureKind):
         features = LearnedFeatures(load_networks(self.weights), inputs.photographs)
         features.extract(path, inputs.longest_side, indices, advance)
 
-    def match(
-        self, path: Path, inputs: FeatureInputs, pairs: Sequence[tuple[int, int]], advance: Advance
-    ) -> None:
+    def match(self, path: Path, inputs: FeatureInputs, pairs: ImagePairs, advance: Advance) -> None:
         """Match and verify pairs of images that are not in the database yet."""
         features = LearnedFeatures(load_networks(self.weights), inputs.photographs)
         features.match(path, pairs, inputs.seed, advance)

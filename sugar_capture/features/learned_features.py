@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from sugar_capture.features import matching
-from sugar_capture.features.matching import Features
+from sugar_capture.features.feature_database import open_database
+from sugar_capture.features.matching import Features, ImagePairs
 from sugar_capture.features.photographs import Photograph, read_upright
-from sugar_utils.errors import UserError
+from sugar_utils.errors import Advance, UserError
 from sugar_utils.libraries import load_package, load_pycolmap
 
 EXTRACTOR = "aliked-n16rot.onnx"
@@ -140,7 +141,7 @@ class LearnedFeatures:
         path: Path,
         longest_side: int,
         indices: Sequence[int],
-        advance: Callable[[int], None],
+        advance: Advance,
     ) -> None:
         """Write the features of images that have none in the database yet."""
 
@@ -177,13 +178,13 @@ class LearnedFeatures:
     def match(
         self,
         path: Path,
-        pairs: Sequence[tuple[int, int]],
+        pairs: ImagePairs,
         seed: int,
-        advance: Callable[[int], None],
+        advance: Advance,
     ) -> None:
         """Match and verify pairs of images that are not in the database yet."""
         remaining = []
-        with load_pycolmap().Database.open(str(path)) as database:
+        with open_database(path) as database:
             for first, second in pairs:
                 if not database.exists_two_view_geometry(first + 1, second + 1):
                     remaining.append((first, second))

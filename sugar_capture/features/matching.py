@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from gaussian_splatting.data.cameras import ViewMask
+from gaussian_splatting.data.cameras import ViewMask, reduced_size
 from gaussian_splatting.data.images import COUNTS, decode_mask
-from sugar_capture.features.feature_database import database_name
+from sugar_capture.features.feature_database import database_name, open_database
 from sugar_capture.features.photographs import Photograph, read_grey
+from sugar_utils.errors import Advance
 from sugar_utils.libraries import load_pycolmap
 from sugar_utils.memory import available_bytes
 
@@ -33,6 +34,9 @@ _PART = 64  # pairs that are matched between two calls of ``advance``
 # process with a segmentation fault (measured with 4.2.1); they show nothing anyway.
 _LEAST_AFFINE_SIDE = 16
 _DESCRIPTOR_SIZE = 128  # numbers of SIFT
+
+ImagePairs = Sequence[tuple[int, int]]
+"""Pairs of indices of images."""
 
 
 class Features(NamedTuple):
@@ -74,7 +78,7 @@ def extract_features(
     photographs: Sequence[Photograph],
     longest_side: int,
     max_features: int,
-    advance: Callable[[int], None],
+    advance: Advance,
     indices: Sequence[int] | None = None,
     variant: SiftVariant = PLAIN_SIFT,
 ) -> None:
@@ -104,7 +108,7 @@ def add_features(
     indices: Sequence[int],
     extract: Callable[[int], Features],
     n_workers: int,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> None:
     """Write the features of images that have none in the database yet.
 
@@ -113,7 +117,7 @@ def add_features(
         indices: Of the images.
         extract: Returns the features of an image; called on several threads.
     """
-    with load_pycolmap().Database.open(str(path)) as database:
+    with open_database(path) as database:
         remaining = [index for index in indices if not database.exists_descriptors(index + 1)]
         n_done = len(indices) - len(remaining)
         advance(n_done)
@@ -189,8 +193,8 @@ def copy_masked_features(
     """
     pycolmap = load_pycolmap()
     with (
-        pycolmap.Database.open(str(source)) as whole,
-        pycolmap.Database.open(str(path)) as masked,
+        open_database(source) as whole,
+        open_database(path) as masked,
     ):
         for index in range(len(photographs)) if indices is None else indices:
             if masked.exists_descriptors(index + 1):
@@ -212,9 +216,7 @@ def are_inside(
     keypoints: np.ndarray, photograph: Photograph, mask: ViewMask, longest_side: int
 ) -> np.ndarray:
     """Whether each keypoint lies where a mask counts. (N,) bool"""
-    scale = min(1.0, longest_side / max(photograph.width, photograph.height))
-    width = max(1, round(photograph.width * scale))
-    height = max(1, round(photograph.height * scale))
+    width, height = reduced_size(photograph.width, photograph.height, longest_side)
     counts = decode_mask(mask, width, height, upright=True) >= COUNTS
     shares = np.array([width / photograph.width, height / photograph.height])
     columns, rows = (keypoints[:, :2] * shares).astype(int).T
@@ -238,9 +240,7 @@ def _in_order(work: Callable[[int], Any], items: Iterable[int], n_workers: int) 
                 future.cancel()
 
 
-def match_pairs(
-    path: Path, pairs: Sequence[tuple[int, int]], seed: int, advance: Callable[[int], None]
-) -> None:
+def match_pairs(path: Path, pairs: ImagePairs, seed: int, advance: Advance) -> None:
     """Match pairs of images and verify their geometry; pairs done before are skipped.
 
     Args:
@@ -254,7 +254,7 @@ def match_pairs(
     # With more than one, pycolmap finds a few other matches in one of some fifty runs.
     matching.num_threads = torch.get_num_threads()
     remaining = []
-    with pycolmap.Database.open(str(path)) as database:
+    with open_database(path) as database:
         for first, second in pairs:
             if not database.exists_two_view_geometry(first + 1, second + 1):
                 remaining.append((first, second))
@@ -274,7 +274,7 @@ def match_pairs(
             advance(n_done)
 
 
-def verify_pairs(path: Path, pairs: Sequence[tuple[int, int]], seed: int) -> None:
+def verify_pairs(path: Path, pairs: ImagePairs, seed: int) -> None:
     """Verify the geometry of pairs whose matches are in a database.
 
     Args:
@@ -295,7 +295,7 @@ def _verification(seed: int) -> pycolmap.TwoViewGeometryOptions:
     return options
 
 
-def _write_pairs(path: Path, pairs: Sequence[tuple[int, int]]) -> None:
+def _write_pairs(path: Path, pairs: ImagePairs) -> None:
     lines = [f"{database_name(i)} {database_name(j)}\n" for i, j in pairs]
     path.write_text("".join(lines), encoding="utf-8")
 
@@ -306,7 +306,7 @@ def verified_matches(path: Path) -> dict[tuple[int, int], int]:
     Pairs without such matches are left out.
     """
     pycolmap = load_pycolmap()
-    with pycolmap.Database.open(str(path)) as database:
+    with open_database(path) as database:
         keys, counts = database.read_two_view_geometry_num_inliers()
     matches = {}
     for key, count in zip(keys, counts, strict=True):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
+from gaussian_splatting.data.cameras import reduced_size
 from gaussian_splatting.data.color_spaces import declared_colors
 from gaussian_splatting.data.images import (
     colors_of,
@@ -231,11 +232,8 @@ def read_upright(path: Path, longest_side: int | None = None) -> Image.Image:
     """Read an image upright, in 8 bits, reduced where it is larger than asked for."""
     with open_image(path) as image:
         turn = _UPRIGHT_TURNS.get(exif_of(image).get(_TAGS.Orientation, 1))
-        most = max(image.size)
-        scale = min(1.0, (longest_side or most) / most)
-        width, height = image.size
-        size = (max(1, round(width * scale)), max(1, round(height * scale)))
-        if scale < 1:
+        size = reduced_size(*image.size, longest_side or max(image.size))
+        if size != image.size:
             # JPEG decodes at half or a quarter of the size for a fraction of the time.
             image.draft(None, size)
         colors = colors_of(image)

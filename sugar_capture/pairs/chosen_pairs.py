@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from sugar_capture.features.feature_database import open_database
 from sugar_capture.features.photographs import Photograph
 from sugar_capture.gps.geocentric import geocentric
 from sugar_capture.pairs.similar_images import (
@@ -17,7 +18,6 @@ from sugar_capture.pairs.similar_images import (
     common_features,
     similar_pairs,
 )
-from sugar_utils.libraries import load_pycolmap
 
 Matcher = Literal["auto", "exhaustive", "sequential", "similar"]
 Pair = tuple[int, int]
@@ -66,12 +66,17 @@ def pairs_to_match(path: Path, n: int, matcher: Matcher) -> list[Pair]:
 def _largest_descriptors(path: Path, n: int) -> list[np.ndarray]:
     """Read the descriptors of the largest features of each of ``n`` images. (K, 128) uint8 each"""
     descriptors = []
-    with load_pycolmap().Database.open(str(path)) as database:
+    with open_database(path) as database:
         for number in range(1, n + 1):
             scales = database.read_keypoints(number)[:, 2]
             largest = np.argsort(-scales, kind="stable")[:COMPARED_FEATURES]
             descriptors.append(database.read_descriptors(number).data[largest])
     return descriptors
+
+
+def pair_of(first: int, second: int) -> Pair:
+    """Return the pair of two images, the smaller index first."""
+    return min(first, second), max(first, second)
 
 
 def neighbour_pairs(n: int, reach: int = 10) -> set[tuple[int, int]]:
@@ -95,7 +100,7 @@ def _pairs_in_time(photographs: Sequence[Photograph]) -> set[Pair]:
     pairs = set()
     for step in range(1, _NEIGHBOURS_IN_TIME + 1):
         for first, second in zip(timed, timed[step:], strict=False):
-            pairs.add((min(first, second), max(first, second)))
+            pairs.add(pair_of(first, second))
     return pairs
 
 
@@ -117,7 +122,7 @@ def _pairs_in_place(photographs: Sequence[Photograph]) -> set[Pair]:
         for column in np.argsort(distances, kind="stable")[:_NEIGHBOURS_IN_PLACE].tolist():
             other = located[column]
             if other != index:
-                pairs.add((min(index, other), max(index, other)))
+                pairs.add(pair_of(index, other))
     return pairs
 
 
@@ -141,7 +146,7 @@ def second_round(n: int, matches: Mapping[Pair, int]) -> set[Pair]:
             continue
         candidates = set().union(*(partners[partner] for partner in partners[index]))
         for other in candidates - partners[index] - {index}:
-            pairs.add((min(index, other), max(index, other)))
+            pairs.add(pair_of(index, other))
     return pairs
 
 
@@ -151,7 +156,7 @@ def pairs_with(indices: Iterable[int], n: int) -> list[Pair]:
     for index in indices:
         for other in range(n):
             if other != index:
-                pairs.add((min(index, other), max(index, other)))
+                pairs.add(pair_of(index, other))
     return sorted(pairs)
 
 
@@ -197,7 +202,7 @@ def _pairs_with_similar(
     for index in indices:
         ranked = candidates[np.argsort(-common[index, candidates], kind="stable")]
         for other in ranked[ranked != index][:n_each].tolist():
-            pairs.add((min(index, other), max(index, other)))
+            pairs.add(pair_of(index, other))
     return sorted(pairs)
 
 

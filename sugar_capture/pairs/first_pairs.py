@@ -11,6 +11,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from sugar_capture.features.feature_database import open_database
 from sugar_capture.pairs.chosen_pairs import Pair
 from sugar_capture.pairs.pair_checks import MIN_MATCHES
 from sugar_utils.libraries import load_pycolmap
@@ -86,7 +87,7 @@ def ranked_pairs(matches: Mapping[Pair, int]) -> list[Pair]:
 
 def pairs_with_parallax(database_path: Path, pairs: Collection[Pair]) -> Iterator[Pair]:
     """Yield the pairs with enough sideways motion to triangulate points."""
-    with load_pycolmap().Database.open(str(database_path)) as database:
+    with open_database(database_path) as database:
         cameras = {camera.camera_id: camera for camera in database.read_all_cameras()}
         for first, second in pairs:
             if _has_parallax(database, cameras, first + 1, second + 1):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sugar_capture.features.feature_database import open_database
 from sugar_capture.pairs.chosen_pairs import Pair
 from sugar_utils.libraries import load_pycolmap
 
@@ -61,7 +62,7 @@ def _common_points(
     for number in sorted(ids_of_source.keys() & ids_of_target.keys()):
         for ids in zip(ids_of_source[number], ids_of_target[number], strict=True):
             seen.setdefault((int(ids[0]), int(ids[1])), number)
-    with load_pycolmap().Database.open(str(database_path)) as database:
+    with open_database(database_path) as database:
         for first, second in _in_both_orders(pairs):
             if first in ids_of_source and second in ids_of_target:
                 rows = _matches(database, first, second)

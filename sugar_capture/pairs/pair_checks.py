@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sugar_capture.features.feature_database import open_database
 from sugar_utils.errors import UserError
-from sugar_utils.libraries import load_pycolmap
 
 if TYPE_CHECKING:
     import pycolmap
@@ -40,7 +40,7 @@ def contradicting_pairs(
     checker = _PairChecker(model, database_path, names)
     n_wrong = np.zeros(len(names), dtype=int)
     n_checked = np.zeros(len(names), dtype=int)
-    with load_pycolmap().Database.open(str(database_path)) as database:
+    with open_database(database_path) as database:
         for (i, j), count in matches.items():
             if count < MIN_MATCHES or not checker.are_registered(i, j):
                 continue

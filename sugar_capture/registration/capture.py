@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from sugar_capture.known_cameras import KnownCameras
 from sugar_capture.pairs.chosen_pairs import Matcher, Pair, chosen_matcher
 from sugar_capture.registration.mapping import MappingOptions, Models, chosen_mapper
 from sugar_capture.scene_folder import Work, note
+from sugar_utils.errors import Advance
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Capture:
         registered = set(models.names)
         return [index for index, name in enumerate(self.names) if name not in registered]
 
-    def step(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    def step(self, title: str, total: int) -> AbstractContextManager[Advance]:
         """Show progress, see :meth:`~sugar_capture.scene_folder.Work.step`."""
         return self.work.step(title, total)
 

@@ -7,7 +7,7 @@ import copy
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from gaussian_splatting.data.colmap import read_reconstruction, write_model
 from sugar_capture.convert_options import Mapper
-from sugar_capture.features.feature_database import database_name, separate_lenses
+from sugar_capture.features.feature_database import database_name, open_database, separate_lenses
 from sugar_capture.features.matching import verified_matches
 from sugar_capture.pairs.chosen_pairs import Pair
 from sugar_capture.pairs.first_pairs import strong_pairs
@@ -24,6 +24,7 @@ from sugar_capture.pairs.model_joining import aligned_to
 from sugar_capture.pairs.pair_checks import unproven_images
 from sugar_capture.registration.final_adjustment import MOST_WORSE, solve, with_principal_points
 from sugar_capture.registration.model_growth import SMALLEST_MODEL, ModelGrowth, size_of
+from sugar_utils.errors import Advance
 from sugar_utils.files import replaced_folder
 from sugar_utils.libraries import load_pycolmap
 
@@ -78,7 +79,7 @@ def map_photographs(
     folder: Path,
     options: MappingOptions,
     poses: Poses | None,
-    advance: Callable[[int], None],
+    advance: Advance,
     start: pycolmap.Reconstruction | None = None,
 ) -> Models:
     """Find the models and write them into a folder, the largest first as ``0``.
@@ -172,7 +173,7 @@ def _triangulate(
     options.random_seed = seed
     options.num_threads = 1
     options.extract_colors = False
-    with pycolmap.Database.open(str(database)) as opened:
+    with open_database(database) as opened:
         for camera in opened.read_all_cameras():
             model.add_camera(lenses.get(camera.camera_id, camera))
         for rig in opened.read_all_rigs():
@@ -233,11 +234,11 @@ def _map_incrementally(
     database: Path,
     folder: Path,
     options: MappingOptions,
-    advance: Callable[[int], None],
+    advance: Advance,
     start: pycolmap.Reconstruction | None,
 ) -> list[Any]:
     """Register images incrementally, or find models from several initial pairs."""
-    with load_pycolmap().Database.open(str(database)) as opened:
+    with open_database(database) as opened:
         n = opened.num_images()
     growth = ModelGrowth(
         database if start is None else _database_of(start, database, folder),
@@ -315,7 +316,7 @@ def _with_separate_lenses(growth: ModelGrowth, model: Any) -> Any | None:
     lenses = dict(model.cameras)
     counts = Counter(model.images[number].camera_id for number in model.reg_image_ids())
     shared = set()
-    with load_pycolmap().Database.open(str(growth.database)) as opened:
+    with open_database(growth.database) as opened:
         for camera_id, count in counts.items():
             if count > 1 and not opened.read_camera(camera_id).has_prior_focal_length:
                 shared.add(camera_id)
@@ -338,7 +339,7 @@ def _with_separate_lenses(growth: ModelGrowth, model: Any) -> Any | None:
 
 def _database_of(model: pycolmap.Reconstruction, database: Path, folder: Path) -> Path:
     """Return a database with the cameras of a model: a copy where its images have a lens each."""
-    with load_pycolmap().Database.open(str(database)) as opened:
+    with open_database(database) as opened:
         camera_ids = {image.image_id: image.camera_id for image in opened.read_all_images()}
     shared = set()
     for number in model.reg_image_ids():

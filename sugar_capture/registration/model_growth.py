@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sugar_capture.features.feature_database import SMALL_GROUP, database_name
 from sugar_capture.pairs.chosen_pairs import Pair
 from sugar_capture.pairs.first_pairs import pairs_with_parallax, ranked_pairs, reachable_images
+from sugar_utils.errors import Advance
 from sugar_utils.libraries import load_pycolmap
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ModelGrowth:
     seed: int
     refines_lenses: bool
     refines_focal: bool
-    advance: Callable[[int], None]  # called with the number of registered images
+    advance: Advance  # called with the number of registered images
     _calls: Iterator[int] = field(default_factory=itertools.count)
 
     def first_model(self) -> list[Any]:

@@ -14,7 +14,12 @@ from pathlib import Path
 
 from sugar_capture import panoramas
 from sugar_capture.features import matching
-from sugar_capture.features.feature_database import create_database, is_whole, remove_database
+from sugar_capture.features.feature_database import (
+    create_database,
+    is_whole,
+    open_database,
+    remove_database,
+)
 from sugar_capture.pairs.chosen_pairs import (
     Pair,
     connected_images,
@@ -33,7 +38,6 @@ from sugar_capture.registration.registration_report import FINE_ERROR
 from sugar_capture.registration.steps import KeptStep, RegistrationStep, register
 from sugar_utils.errors import UserError
 from sugar_utils.files import replaced_folder
-from sugar_utils.libraries import load_pycolmap
 
 # Most of the images that match others that a model may lack which was placed at once. To register
 # thousands one by one takes several times as long.
@@ -127,7 +131,7 @@ class ChosenPairs(PlainStep):
 
     def prepare(self, capture: Capture, before: Registration) -> None:
         """Remove all matches from the database."""
-        with load_pycolmap().Database.open(str(before.database)) as database:
+        with open_database(before.database) as database:
             database.clear_two_view_geometries()
             database.clear_matches()
 

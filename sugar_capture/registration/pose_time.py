@@ -12,7 +12,7 @@ import itertools
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,11 +21,11 @@ import numpy as np
 
 from sugar_capture.convert_options import SfmOptions
 from sugar_capture.features import matching
-from sugar_capture.features.feature_database import create_database
+from sugar_capture.features.feature_database import create_database, open_database
 from sugar_capture.features.photographs import Photograph
 from sugar_capture.pairs.chosen_pairs import SIMILAR_UNORDERED, chosen_matcher
 from sugar_capture.scene_folder import Work, note, read_record
-from sugar_utils.libraries import load_pycolmap
+from sugar_utils.errors import Advance
 
 NOTE = "feature_level"
 LEVELS = ((1600, 8192), (1200, 4096), (1000, 3000), (800, 2000), (640, 1500))
@@ -157,7 +157,7 @@ def note_mapping(work: Work, n_registered: int) -> None:
         note(work.source, **{_ADDING_NOTE: work.steps[-1].seconds / n_registered})
 
 
-def announced(advance: Callable[[int], None], n: int, work: Work) -> Callable[[int], None]:
+def announced(advance: Advance, n: int, work: Work) -> Advance:
     """Return a function that also says, after the first images, when a model will be finished.
 
     Args:
@@ -217,7 +217,7 @@ def expected_pairs(n: int, work: Work) -> int:
 
 
 def _mean_features(path: Path, n: int) -> float:
-    with load_pycolmap().Database.open(str(path)) as database:
+    with open_database(path) as database:
         counts = [len(database.read_keypoints(number)) for number in range(1, n + 1)]
     return float(np.mean(counts))
 

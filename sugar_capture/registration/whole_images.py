@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sugar_capture.features import matching
-from sugar_capture.features.feature_database import is_whole, remove_database
+from sugar_capture.features.feature_database import is_whole, open_database, remove_database
 from sugar_capture.pairs.chosen_pairs import (
     SIMILAR_UNORDERED,
     connected_images,
@@ -31,7 +31,6 @@ from sugar_capture.registration.proven_images import remove_unproven
 from sugar_capture.registration.registration_report import FINE_SHARE, NARROW, model_facts
 from sugar_capture.registration.steps import KeptStep, RegistrationStep, is_in_time, register
 from sugar_utils.files import atomic_path
-from sugar_utils.libraries import load_pycolmap
 
 if TYPE_CHECKING:
     import pycolmap
@@ -164,7 +163,7 @@ class AddedWholeImages(KeptStep):
         if not connected_images(unregistered, matches):
             return
         partners = pairs_among_partners(unregistered, matches, WHOLE_PARTNERS)
-        with load_pycolmap().Database.open(str(database)) as opened:
+        with open_database(database) as opened:
             for first, second in partners:
                 if opened.exists_two_view_geometry(first + 1, second + 1):
                     opened.delete_two_view_geometry(first + 1, second + 1)
@@ -188,12 +187,11 @@ def _copy_matches(capture: Capture, masked: Registration, path: Path) -> None:
 
     Those of images without a pose are not copied.
     """
-    pycolmap = load_pycolmap()
     unregistered = set(capture.unregistered(masked.models))
     verified = matching.verified_matches(masked.database)
     with (
-        pycolmap.Database.open(str(masked.database)) as source,
-        pycolmap.Database.open(str(path)) as target,
+        open_database(masked.database) as source,
+        open_database(path) as target,
     ):
         target.clear_two_view_geometries()
         target.clear_matches()

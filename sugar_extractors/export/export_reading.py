@@ -22,7 +22,7 @@ from sugar_extractors.export.reading import (
     open_textured_mesh,
     read_bound_gaussians,
 )
-from sugar_extractors.export.reposing import read_edited, reposed, with_triangles
+from sugar_extractors.export.reposing import read_edited, reposed
 from sugar_extractors.export_contents import (
     CombinedContent,
     GaussianContent,
@@ -71,7 +71,7 @@ class ResultFiles:
         if edited.triangles is not None:
             n_deleted = len(bound.faces) - len(edited.triangles)
             notify(f"{n_deleted:,} triangles are left out with their Gaussians")
-            cloud = with_triangles(cloud, edited.triangles)
+            cloud = cloud.with_triangles(edited.triangles)
         return GaussianContent(cloud.to_gaussians()).moved(source.matrix).cloud
 
     def mesh(self) -> MeshContent:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from gaussian_splatting.formats.fidelity import fidelity
 from gaussian_splatting.formats.spz import SpzFit
 from sugar_extractors.export.engines.colliders import collider_of
 from sugar_extractors.export.engines.levels import level_file
-from sugar_extractors.export.format_types import ExportFormat, Output, ResultReader, World
+from sugar_extractors.export.format_types import ExportFormat, Output, World
 from sugar_extractors.export.mesh_and_gaussians import gaussians_of, mesh_of, points_of
 from sugar_extractors.export.reposing import write_binding
 from sugar_extractors.export_contents import (
@@ -35,6 +35,9 @@ from sugar_extractors.export_contents import (
 from sugar_extractors.texture.mesh_reduction import shape_of
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh
 from sugar_utils.errors import Notify
+
+if TYPE_CHECKING:
+    from sugar_extractors.export.export_reading import ResultFiles
 
 Writer = Callable[[Path, GaussianCloud], np.ndarray | None]
 """Writes Gaussians; returns the order in which it wrote them, (N,), None for the cloud's order."""
@@ -67,7 +70,7 @@ class GaussianFormat(ExportFormat[GaussianContent]):
             return []
         return [folder for folder in self.parts_of(target) if folder.is_dir()]
 
-    def read(self, reader: ResultReader) -> GaussianContent:
+    def read(self, reader: ResultFiles) -> GaussianContent:
         """Read the Gaussians of a result."""
         return reader.gaussians()
 
@@ -112,7 +115,7 @@ class MeshFormat(ExportFormat[MeshContent]):
     def _is_turned_by_writer(self, world: World) -> bool:
         return self.writer_turns and world is World.CAPTURE
 
-    def read(self, reader: ResultReader) -> MeshContent:
+    def read(self, reader: ResultFiles) -> MeshContent:
         """Read the textured mesh of a result."""
         return reader.mesh()
 
@@ -154,7 +157,7 @@ class CombinedFormat(ExportFormat[CombinedContent]):
         """Return the textured mesh of a result."""
         return mesh_of(result)
 
-    def read(self, reader: ResultReader) -> CombinedContent:
+    def read(self, reader: ResultFiles) -> CombinedContent:
         """Read the textured mesh of a result and its Gaussians."""
         return reader.combined()
 
@@ -197,7 +200,7 @@ class PointFormat(ExportFormat[PointCloud]):
         """Return the offset that the writer has added. (3,)"""
         return output.offset
 
-    def read(self, reader: ResultReader) -> PointCloud:
+    def read(self, reader: ResultFiles) -> PointCloud:
         """Read the points of a result."""
         return reader.points()
 

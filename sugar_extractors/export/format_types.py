@@ -8,21 +8,18 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from gaussian_splatting.core.moved import GLB_AXES, Z_UP_AXES
 from gaussian_splatting.formats.placement import UP, Z_UP
 from sugar_extractors.export.engines.engine_options import EngineOptions
-from sugar_extractors.export_contents import (
-    CombinedContent,
-    CoordinateSystem,
-    GaussianContent,
-    MeshContent,
-    PointCloud,
-)
+from sugar_extractors.export_contents import CoordinateSystem
 from sugar_utils.errors import Notify
+
+if TYPE_CHECKING:
+    from sugar_extractors.export.export_reading import ResultFiles
 
 AnyContent = TypeVar("AnyContent")
 
@@ -45,26 +42,6 @@ class Axes(enum.Enum):
     CAPTURE = "capture"  # as the result has them
     Y_UP = "y up"
     Z_UP = "z up"  # where the result is upright or on a map; else a capture's
-
-
-class ResultReader(Protocol):
-    """Reads the result of an export, to where the export starts."""
-
-    def gaussians(self) -> GaussianContent:
-        """Read Gaussians."""
-        ...
-
-    def mesh(self) -> MeshContent:
-        """Read a textured mesh, with the levels of detail that are wanted."""
-        ...
-
-    def combined(self) -> CombinedContent:
-        """Read a textured mesh and its Gaussians."""
-        ...
-
-    def points(self) -> PointCloud:
-        """Read the vertices of a mesh or the centres of Gaussians."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -119,7 +96,7 @@ class ExportFormat(abc.ABC, Generic[AnyContent]):
         return self.move_to_original is not None
 
     @abc.abstractmethod
-    def read(self, reader: ResultReader) -> AnyContent:
+    def read(self, reader: ResultFiles) -> AnyContent:
         """Read what the format holds of a result.
 
         Raises:

@@ -8,6 +8,7 @@ follow from it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from gaussian_splatting.formats import readers, spz, streamed_sog
@@ -234,18 +235,17 @@ COMBINED = tuple(entry.name for entry in COMBINED_FORMATS)
 
 def format_help() -> str:
     """Return the help of ``--to``: all formats with their descriptions."""
-    gaussians = "; ".join(_described(entry) for entry in GAUSSIAN_FORMATS)
-    meshes = "; ".join(_described(entry) for entry in MESH_FORMATS)
-    combined = "; ".join(_described(entry) for entry in COMBINED_FORMATS)
-    points = "; ".join(_described(entry) for entry in POINT_FORMATS)
     return (
-        f"format. Gaussians: {gaussians}. Textured meshes: {meshes}. Both in one file: {combined}. "
-        f"Points of either: {points}"
+        f"format. Gaussians: {_described(GAUSSIAN_FORMATS)}. "
+        f"Textured meshes: {_described(MESH_FORMATS)}. "
+        f"Both in one file: {_described(COMBINED_FORMATS)}. "
+        f"Points of either: {_described(POINT_FORMATS)}"
     )
 
 
-def _described(entry: AnyFormat) -> str:
-    return f"{entry.name}, {entry.help}" if entry.help else entry.name
+def _described(entries: Sequence[AnyFormat]) -> str:
+    """Return the names of formats with what each says of itself, as words of a sentence."""
+    return "; ".join(f"{one.name}, {one.help}" if one.help else one.name for one in entries)
 
 
 def readable_suffixes() -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
+from gaussian_splatting.core.color_bytes import color_bytes
 from gaussian_splatting.core.spherical_harmonics import SH_C0
 from gaussian_splatting.formats.packing import require_gaussians
 from sugar_extractors.export.reading import open_result
@@ -57,7 +58,7 @@ def _of_textured_mesh(mesh: TexturedMesh) -> PointCloud:
     # Of a vertex with several places in the picture the first counts.
     vertices, first_corners = np.unique(corners, return_index=True)
     uvs = mesh.uvs.reshape(-1, 2)[torch.from_numpy(first_corners)]
-    colors = (sample_texture(mesh.texture, uvs) * 255).round().to(torch.uint8)
+    colors = color_bytes(sample_texture(mesh.texture, uvs))
     normals = written_normals(mesh)
     return PointCloud(
         positions=mesh.vertices.double().numpy()[vertices],

@@ -166,23 +166,6 @@ def _rows_of_triangles(faces: np.ndarray, model_faces: np.ndarray) -> np.ndarray
     return rows if is_in_order else None
 
 
-def with_triangles(cloud: BoundCloud, rows: Tensor) -> BoundCloud:
-    """Return the Gaussians on some triangles, and those of the background. (K,)"""
-    per_triangle = cloud.per_triangle
-    first = rows[:, None] * per_triangle
-    offsets = torch.arange(per_triangle, device=rows.device)
-    of_triangles = (first + offsets).reshape(-1).to(cloud.faces.device)
-    return replace(
-        cloud,
-        faces=cloud.faces[rows],
-        sh_dc=cloud.sh_dc[of_triangles],
-        sh_rest=cloud.sh_rest[of_triangles],
-        opacity_logits=cloud.opacity_logits[of_triangles],
-        log_scales=cloud.log_scales[of_triangles],
-        rotations=cloud.rotations[of_triangles],
-    )
-
-
 def write_binding(path: Path, cloud: BoundCloud) -> None:
     """Write which triangle carries each Gaussian and where, for other programs.
 

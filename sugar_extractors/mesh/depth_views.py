@@ -80,7 +80,7 @@ def carved_renderer(render: Renderer, hull: VisualHull | None) -> Renderer:
 
 def cached_renderer(render: Renderer, cameras: Sequence[Camera]) -> Renderer:
     """Return a renderer that keeps views, as far as the memory for that reaches."""
-    largest_bytes = max(16 * camera.width * camera.height for camera in cameras)
+    largest_bytes = max(16 * camera.n_pixels for camera in cameras)
     n_views = max(1, _CACHE_BYTES // largest_bytes)
     return functools.lru_cache(maxsize=n_views)(render)
 
@@ -97,7 +97,7 @@ def plane_renderer(
         extent: Of the cameras, in world units.
     """
     reach = reprojection.REACH * extent
-    largest_bytes = max(4 * camera.width * camera.height for camera in cameras)
+    largest_bytes = max(4 * camera.n_pixels for camera in cameras)
 
     @functools.lru_cache(maxsize=max(1 + MAX_NEIGHBORS, _CACHE_BYTES // largest_bytes))
     def depth_of(camera: Camera) -> Tensor:

@@ -22,6 +22,7 @@ import warp as wp
 from torch import Tensor
 
 from gaussian_splatting.core.cloud import GaussianCloud, Gaussians, opacities_of
+from gaussian_splatting.core.color_bytes import color_bytes
 from gaussian_splatting.core.random import generator
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.masks import VisualHull
@@ -316,7 +317,7 @@ def collect_surface_samples(
         owners = hits.face.flatten()[pixels] // 2
         samples = march_rays(model, camera, centers, depths, owners, levels)
         image = rasterize(model.gaussians, camera, sh_degree=0).image.reshape(-1, 3)
-        colors = (image[pixels].clamp(0, 1) * 255).round().to(torch.uint8)
+        colors = color_bytes(image[pixels].clamp(0, 1))
         for index, (level, store) in enumerate(zip(levels, stores, strict=True)):
             # A gradient of zero has no direction; it is as rare as it is useless to Poisson.
             points = samples.points[index]

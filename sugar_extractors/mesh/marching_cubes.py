@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from gaussian_splatting.core.color_bytes import rounded_bytes
 from sugar_scene.triangle_mesh import TriangleMesh
 
 try:
@@ -73,15 +74,12 @@ def extract_surface(field: SparseField) -> TriangleMesh:
     first_of_cell = np.cumsum(counts) - counts
     numbers = np.arange(len(owners)) - first_of_cell[owners] + first[owners]
     edges = _TRIANGLES.reshape(-1, 3)[numbers]
-    low = _EDGES[edges, 0]
-    high = _EDGES[edges, 1]
+    low, high = np.moveaxis(_EDGES[edges], -1, 0)
     axes = _EDGE_AXES[edges]
     # An edge is named by its lower corner in the grid and its axis.
     corners = cells.places[owners][:, None] + _CORNERS[low]
     extent = np.array(field.table.shape) * field.side + 1
-    x = corners[..., 0]
-    y = corners[..., 1]
-    z = corners[..., 2]
+    x, y, z = np.moveaxis(corners, -1, 0)
     keys = ((x * extent[1] + y) * extent[2] + z) * 3 + axes
     _, distinct, faces = np.unique(keys.ravel(), return_index=True, return_inverse=True)
 
@@ -97,7 +95,7 @@ def extract_surface(field: SparseField) -> TriangleMesh:
         vertices=vertices * field.voxel + np.array(field.origin),
         # The tables wind towards smaller values.
         faces=faces.reshape(-1, 3)[:, ::-1].copy(),
-        colors=np.clip(np.rint(color * 255), 0, 255).astype(np.uint8),
+        colors=rounded_bytes(color * 255),
     )
 
 
@@ -123,10 +121,7 @@ def _crossed_cells(field: SparseField) -> _Cells:
         corner_rows = [_corner_view(rows, corner, side)[at] for corner in _CORNERS]
         places = chunk[active[:, 0]] * side + active[:, 1:]
         chunks.append(_Cells(places, np.stack(corner_rows, axis=1)))
-    return _Cells(
-        places=np.concatenate([chunk.places for chunk in chunks]),
-        rows=np.concatenate([chunk.rows for chunk in chunks]),
-    )
+    return _Cells(*map(np.concatenate, zip(*chunks, strict=True)))
 
 
 def _corner_rows(table: np.ndarray, blocks: np.ndarray, side: int) -> np.ndarray:

@@ -111,8 +111,7 @@ def crossed_edges(
             parts.append(negative[:, edges[::-1]])
     ends = np.concatenate(parts).reshape(-1, 2)
     starts_inside = is_inside[ends[:, 0]]
-    inner = np.where(starts_inside, ends[:, 0], ends[:, 1])
-    outer = np.where(starts_inside, ends[:, 1], ends[:, 0])
+    inner, outer = np.where(starts_inside, ends.T, ends.T[::-1])
     n_points = len(points)
     keys, faces = np.unique(inner * n_points + outer, return_inverse=True)
     return CrossedEdges(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import about, longest_side
 from gaussian_splatting.data.cameras import Camera, nearest_pixel_sizes
 from sugar_extractors.mesh.decimation import decimated
 from sugar_extractors.mesh.level_sets import SurfaceSamples
@@ -69,12 +70,11 @@ def decimated_to_error(
         pixels: Largest distance, in pixels of the camera nearest to a vertex.
         n_faces: Triangles at most, whatever the error.
     """
-    stride = max(1, mesh.n_vertices // _MOST_VERTICES)
-    points = mesh.vertices[::stride]
+    points = about(mesh.vertices, _MOST_VERTICES)
     limits = pixels * nearest_pixel_sizes(points, cameras)
     # Trees of triangles resolve best what is about as large as 1.
     origin = points.mean(axis=0)
-    size = max(float(np.ptp(points, axis=0).max()), 1e-12)
+    size = max(longest_side(points), 1e-12)
 
     def keeps_error(candidate: TriangleMesh) -> bool:
         surface = Surface((candidate.vertices - origin) / size, candidate.faces)

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from plyfile import PlyData, PlyElement
 
+from gaussian_splatting.core.color_bytes import rounded_bytes
 from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.mesh import poisson_process
 from sugar_extractors.mesh.level_sets import SurfaceSamples
@@ -207,7 +208,7 @@ def choose_backend(name: str = "auto") -> MeshingBackend:
 
 
 def _mesh_of(vertices: np.ndarray, faces: np.ndarray, colors: np.ndarray) -> TriangleMesh:
-    colors = np.clip(np.rint(colors * 255), 0, 255).astype(np.uint8)
+    colors = rounded_bytes(colors * 255)
     return TriangleMesh(vertices.copy(), faces.astype(np.int64), colors)
 
 

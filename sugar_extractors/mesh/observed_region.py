@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gaussian_splatting.core.subsets import is_among
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.observations import Observations
 from sugar_scene import triangle_mesh
@@ -24,7 +25,7 @@ from sugar_scene.depth_view import DepthView, Renderer
 from sugar_scene.plane_kernels import MIN_VARIANCE
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
-from sugar_scene.triangle_rasterizer import to_camera
+from sugar_scene.triangle_rasterizer import points_in_image, to_camera
 
 MIN_OBSERVING_VIEWS = 3  # images that observe a reliable point: two agree by chance now and then
 MIN_OBSERVED = 50  # fewer points in a box do not show where the scene ends
@@ -116,20 +117,17 @@ def _reaching_border(mesh: TriangleMesh, selected: np.ndarray) -> np.ndarray:
     faces = mesh.faces[selected[mesh.faces].all(axis=1)]
     labels = triangle_mesh.component_labels(TriangleMesh(mesh.vertices, faces, mesh.colors))
     border = triangle_mesh.border_edges(mesh).reshape(-1)
-    is_at_border = np.zeros(mesh.n_vertices, dtype=bool)
-    is_at_border[labels[border[selected[border]]]] = True
+    is_at_border = is_among(mesh.n_vertices, labels[border[selected[border]]])
     return selected & is_at_border[labels]
 
 
 def _without_pieces(mesh: TriangleMesh, is_cut: np.ndarray, min_faces: int) -> TriangleMesh:
     """Remove vertices, and the pieces of fewer faces that this separates."""
-    is_beside_cut = np.zeros(mesh.n_vertices, dtype=bool)
-    is_beside_cut[mesh.faces[is_cut[mesh.faces].any(axis=1)]] = True
+    is_beside_cut = is_among(mesh.n_vertices, mesh.faces[is_cut[mesh.faces].any(axis=1)])
     cut = triangle_mesh.keep_vertices(mesh, ~is_cut)
     pieces = triangle_mesh.component_labels(cut)
     n_faces = np.bincount(pieces[cut.faces[:, 0]], minlength=cut.n_vertices)
-    is_separated = np.zeros(cut.n_vertices, dtype=bool)
-    is_separated[pieces[is_beside_cut[~is_cut]]] = True
+    is_separated = is_among(cut.n_vertices, pieces[is_beside_cut[~is_cut]])
     return triangle_mesh.keep_vertices(cut, ~is_separated[pieces] | (n_faces[pieces] >= min_faces))
 
 
@@ -148,15 +146,10 @@ def texture_shares(
     textured_weights = torch.zeros_like(weights)
     for camera in cameras:
         view = render(camera)
-        x, y, z = to_camera(places, camera).unbind(1)
-        column = camera.fx * x / z + camera.cx
-        row = camera.fy * y / z + camera.cy
-        is_shown = (z > 0) & (column >= 0) & (column < camera.width)
-        is_shown &= (row >= 0) & (row < camera.height)
-        column = torch.where(is_shown, column, 0.0).long()
-        row = torch.where(is_shown, row, 0.0).long()
+        view_points = to_camera(places, camera)
+        is_shown, row, column = points_in_image(view_points, camera)
         depth = view.depth[row, column]
-        is_shown &= (depth > 0) & ((depth - z).abs() < reach)
+        is_shown &= (depth > 0) & ((depth - view_points[:, 2]).abs() < reach)
         weight = torch.where(is_shown, view.weight[row, column], 0.0)
         weights += weight
         textured_weights += torch.where(_is_textured(view)[row, column], weight, 0.0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import values_by_key
 from sugar_scene import triangle_mesh as meshes
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
@@ -62,13 +63,11 @@ def _split(mesh: TriangleMesh, axis: int, value: float, snap: float) -> Triangle
     ends = np.concatenate([thirds[:, :2], thirds[:, [0, 2]], halves[:, 1:]])
     ends, rows = np.unique(np.sort(ends, axis=1), axis=0, return_inverse=True)
     rows = rows.reshape(-1) + len(vertices)
-    a = vertices[ends[:, 0]]
-    b = vertices[ends[:, 1]]
+    a, b = vertices[ends.T]
     share = ((value - a[:, axis]) / (b[:, axis] - a[:, axis]))[:, None]
     points = a + share * (b - a)
     points[:, axis] = value
-    color_a = mesh.colors[ends[:, 0]].astype(np.float64)
-    color_b = mesh.colors[ends[:, 1]].astype(np.float64)
+    color_a, color_b = mesh.colors[ends.T].astype(np.float64)
     colors = np.rint(color_a + share * (color_b - color_a)).astype(np.uint8)
     n = len(thirds)
     parts = [
@@ -189,9 +188,7 @@ def _is_near(edges: np.ndarray, box: Box, reach: float) -> np.ndarray:
 
 def _chains(edges: np.ndarray) -> Iterator[np.ndarray]:
     """Yield walks along directed edges, each edge once; a closed walk ends where it began."""
-    after: dict[int, list[int]] = {}
-    for start, end in edges.tolist():
-        after.setdefault(start, []).append(end)
+    after = values_by_key(edges.tolist())
     # Walks that are open begin where no edge ends.
     open_starts = set(after) - set(edges[:, 1].tolist())
     for first in [*sorted(open_starts), *after]:

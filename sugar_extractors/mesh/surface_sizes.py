@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from gaussian_splatting.core.subsets import about, longest_side
 from gaussian_splatting.data.cameras import Camera, nearest_pixel_sizes
+from sugar_utils.device import float32_tensor
 from sugar_utils.neighbors import nearest_neighbors_of
 
 SCALE = 1.1  # side of the solver's cube in sides of the points' bounding cube
@@ -20,8 +22,7 @@ _SAMPLED_POINTS = 10_000
 
 def pixel_size(points: np.ndarray, cameras: Sequence[Camera]) -> float:
     """Return the median size of a pixel at points, (P, 3), in the view nearest to each."""
-    stride = max(1, len(points) // _SAMPLED_POINTS)
-    sizes = nearest_pixel_sizes(points[::stride], cameras)
+    sizes = nearest_pixel_sizes(about(points, _SAMPLED_POINTS), cameras)
     return float(np.median(sizes))
 
 
@@ -35,7 +36,7 @@ def automatic_depth(points: np.ndarray, pixel: float) -> int:
         points: Of the surface. (P, 3) world units
         pixel: Size of a pixel on the surface, in world units.
     """
-    side = SCALE * float(np.ptp(points, axis=0).max())
+    side = SCALE * longest_side(points)
     by_pixel = MOST_DEPTH
     if pixel > 0:
         by_pixel = math.ceil(math.log2(max(side, pixel) / pixel))
@@ -45,7 +46,7 @@ def automatic_depth(points: np.ndarray, pixel: float) -> int:
 
 def cell_size(points: np.ndarray, depth: int) -> float:
     """Return the side of the finest octree cell around points, (P, 3), in world units."""
-    return SCALE * float(np.ptp(points, axis=0).max()) / 2**depth
+    return SCALE * longest_side(points) / 2**depth
 
 
 def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -53,14 +54,14 @@ def gaps(vertices: np.ndarray, points: np.ndarray) -> np.ndarray:
 
     (V, 3), (P, 3) -> (V,) world units
     """
-    queries = torch.from_numpy(vertices.astype(np.float32))
+    queries = float32_tensor(vertices)
     squares = nearest_neighbors_of(queries, torch.from_numpy(points), 1).sq_distances
     return squares[:, 0].sqrt().numpy()
 
 
 def nearest_rows(queries: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Return the row of the point that is nearest to each query. (Q, 3), (P, 3) -> (Q,)"""
-    query_tensor = torch.from_numpy(queries.astype(np.float32))
-    point_tensor = torch.from_numpy(points.astype(np.float32))
+    query_tensor = float32_tensor(queries)
+    point_tensor = float32_tensor(points)
     neighbors = nearest_neighbors_of(query_tensor, point_tensor, 1)
     return neighbors.indices[:, 0].numpy()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from gaussian_splatting.core.subsets import about
 from sugar_extractors.mesh import level_sets, seams
 from sugar_extractors.mesh.level_sets import SurfaceSamples
 from sugar_extractors.mesh.loading import Loaded
@@ -263,8 +264,7 @@ def _too_few(options: MeshOptions, name: str, n: int, points: np.ndarray) -> str
 
 def _span(points: np.ndarray) -> str:
     """Return the box of the middle 98 % of points, (P, 3), on each axis, as text."""
-    stride = max(1, len(points) // 100_000)
-    low, high = np.quantile(points[::stride], (0.01, 0.99), axis=0)
+    low, high = np.quantile(about(points, 100_000), (0.01, 0.99), axis=0)
     return str(Box.of_corners(low, high))
 
 

@@ -30,6 +30,7 @@ from sugar_extractors.mesh.tsdf import FusedRegion, Fusion, cleaned
 from sugar_scene import triangle_mesh
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.device import float32_tensor
 
 MIN_OPACITY = 0.03  # fainter Gaussians give no corners
 FEWEST_PAIRS = 8  # fewer do not make a surface
@@ -66,7 +67,7 @@ class PointField:
         fusion = self.fusion
         truncation = fusion.config.truncation
         device = fusion.render(fusion.cameras[0]).depth.device
-        places = torch.from_numpy(points.astype(np.float32)).to(device)
+        places = float32_tensor(points).to(device)
         means = FusedDistances.empty(len(points), self.voxel, truncation * self.voxel, device)
         for camera in fusion.cameras:
             means.add_at_points(fusion.render(camera), places)
@@ -98,12 +99,7 @@ class _Complex:
 
     def with_points(self, points: np.ndarray, samples: PointSamples) -> _Complex:
         """Return the complex of these and more points."""
-        earlier = self.samples
-        joined = PointSamples(
-            distances=np.concatenate([earlier.distances, samples.distances]),
-            is_known=np.concatenate([earlier.is_known, samples.is_known]),
-            colors=np.concatenate([earlier.colors, samples.colors]),
-        )
+        joined = PointSamples(*map(np.concatenate, zip(self.samples, samples, strict=True)))
         return _Complex(np.concatenate([self.points, points]), joined)
 
     def crossed(self, first: int = 0) -> CrossedEdges:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.mesh.fused_distances import BLOCK, FusedDistances
 from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, SparseField, extract_surface
@@ -127,9 +128,8 @@ class Fusion:
     def automatic_voxel(self) -> float | None:
         """Return the side of a voxel in world units; None where no depth is in the box."""
         box = self.box
-        stride = max(1, len(self.cameras) // _N_FOOTPRINT_VIEWS)
         parts = []
-        for camera in self.cameras[::stride]:
+        for camera in about(self.cameras, _N_FOOTPRINT_VIEWS):
             view = self.render(camera)
             points = view.world_points(view.depth)
             depths = view.depth.flatten()

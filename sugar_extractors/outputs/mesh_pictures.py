@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gaussian_splatting.data.cameras import Camera
-from sugar_scene.triangle_mesh import TriangleMesh
+from gaussian_splatting.data.cameras import Camera, centers_of, view_directions
+from sugar_scene.triangle_mesh import TriangleMesh, area_normals
 from sugar_scene.triangle_rasterizer import rasterize_triangles
 
 N_VIEWS = 4
@@ -40,16 +40,15 @@ def shaded_views(
     n = _SAMPLES_PER_SIDE
     views = []
     for camera in cameras:
-        scale = width / max(camera.width, camera.height)
-        sides = (n * max(1, round(side * scale)) for side in (camera.width, camera.height))
+        scale = width / camera.longest_side
+        sides = (n * max(1, round(side * scale)) for side in camera.size)
         views.append(camera.resized(*sides))
     if mesh.n_faces == 0:
         paper = torch.tensor(BACKGROUND, device="cpu")
         return [_averaged(paper.expand(view.height, view.width, 3)) for view in views]
     vertices = torch.tensor(mesh.vertices, dtype=torch.float32, device=device)
     faces = torch.tensor(mesh.faces, device=device)
-    a, b, c = vertices[faces].double().unbind(1)
-    normals = normalize(torch.linalg.cross(b - a, c - a), dim=1, eps=1e-30).float()
+    normals = normalize(area_normals(vertices[faces].double()), dim=1, eps=1e-30).float()
     corner_values = normals[:, None].expand(-1, 3, -1)
     if colored:
         corner_values = torch.tensor(mesh.colors, device=device).float()[faces] / 255.0
@@ -74,10 +73,10 @@ def pick_views(cameras: Sequence[Camera], n: int = N_VIEWS) -> list[Camera]:
     """Return ``n`` views that differ as much as possible in position and direction."""
     if len(cameras) <= n:
         return list(cameras)
-    centers = np.stack([camera.center for camera in cameras])
+    centers = centers_of(cameras)
     centers -= centers.mean(axis=0)
     spread = np.linalg.norm(centers, axis=1).max()
-    forward = np.stack([camera.rotation[2] for camera in cameras])
+    forward = view_directions(cameras)
     place = np.concatenate([centers / (spread if spread > 0 else 1.0), forward], axis=1)
     distance = np.linalg.norm(place - place.mean(axis=0), axis=1)
     picked: list[int] = []

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from gaussian_splatting.core.subsets import is_among
 from sugar_extractors.texture.charts import Charts
 from sugar_extractors.texture.plane_geometry import doubled_areas
 
@@ -39,9 +40,7 @@ def compact(charts: Charts) -> Charts:
     order = np.argsort(numbers, kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(n_charts + 1))
     # Faces of each chart.
-    rows_of = {}
-    for number in range(n_charts):
-        rows_of[number] = order[bounds[number] : bounds[number + 1]]
+    rows_of = {number: order[bounds[number] : bounds[number + 1]] for number in range(n_charts)}
     waiting = list(range(n_charts))
     while waiting:
         number = waiting.pop()
@@ -106,8 +105,7 @@ def _best_cut(triangles: np.ndarray) -> _Cut:
         place = int(part_areas.argmin())
         if part_areas[place] < smallest_parts:
             smallest_parts = float(part_areas[place])
-            is_ahead = np.zeros(len(triangles), dtype=bool)
-            is_ahead[order[place + 1 :]] = True
+            is_ahead = is_among(len(triangles), order[place + 1 :])
     return _Cut(smallest_box, smallest_box - smallest_parts, is_ahead)
 
 

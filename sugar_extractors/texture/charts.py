@@ -18,6 +18,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from gaussian_splatting.core.moved import unit_vectors
+from gaussian_splatting.core.subsets import is_among
 from sugar_extractors.texture.plane_geometry import cells_inside, doubled_areas
 from sugar_scene.triangle_mesh import doubled_area_normals
 
@@ -106,8 +107,7 @@ def without_noise(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
     surface = _surface(points, faces)
     if not len(surface.neighbors):
         return points
-    first_normals = surface.normals[surface.neighbors[:, 0]]
-    second_normals = surface.normals[surface.neighbors[:, 1]]
+    first_normals, second_normals = surface.normals[surface.neighbors.T]
     cosines = (first_normals * second_normals).sum(axis=1)
     median = float(np.median(cosines))
     angle = math.acos(min(1.0, max(-1.0, median)))
@@ -159,8 +159,7 @@ def _adjacency(pairs: np.ndarray, size: int) -> sparse.csr_matrix:
 
     (P, 2) -> (size, size)
     """
-    rows = np.concatenate([pairs[:, 0], pairs[:, 1]])
-    columns = np.concatenate([pairs[:, 1], pairs[:, 0]])
+    rows, columns = np.concatenate([pairs, pairs[:, ::-1]]).T
     ones = np.ones(len(rows))
     return sparse.csr_matrix((ones, (rows, columns)), shape=(size, size))
 
@@ -194,8 +193,7 @@ def _charts_of(surface: _Surface, smoothing: int) -> np.ndarray:
 
 def _connected(surface: _Surface, labels: np.ndarray) -> np.ndarray:
     """Return connected components of faces with the same label. (F,) int64, from 0 on"""
-    first_labels = labels[surface.neighbors[:, 0]]
-    second_labels = labels[surface.neighbors[:, 1]]
+    first_labels, second_labels = labels[surface.neighbors.T]
     pairs = surface.neighbors[first_labels == second_labels]
     graph = _adjacency(pairs, len(labels))
     _, components = csgraph.connected_components(graph, directed=False)
@@ -209,8 +207,7 @@ def _joined(surface: _Surface, charts: np.ndarray) -> np.ndarray:
     ends = ends[ends[:, 0] != ends[:, 1]]
     ends = np.concatenate([ends, ends[:, ::-1]])
     # Only to larger ones, so that chains end.
-    source_sizes = sizes[ends[:, 0]]
-    target_sizes = sizes[ends[:, 1]]
+    source_sizes, target_sizes = sizes[ends.T]
     may_join = (source_sizes < _SMALL_CHART) & (target_sizes > source_sizes)
     pairs, counts = np.unique(ends[may_join], axis=0, return_counts=True)
     order = np.argsort(counts, kind="stable")
@@ -267,14 +264,12 @@ def _untangled(projection: _Projection, areas: np.ndarray) -> _Projection:
     keys = np.sort(edges, axis=1) @ np.array([size, 1])
     _, first, count = np.unique(keys, return_index=True, return_counts=True)
     border_edges = edges[first[count == 1]]
-    is_inner = np.ones(size, dtype=bool)
-    is_inner[border_edges.ravel()] = False
+    is_inner = ~is_among(size, border_edges)
     points = projection.points.copy()
     for number in range(_UNTANGLING_ROUNDS):
         current_areas = _signed_areas(projection._replace(points=points))
         is_folded = current_areas < _FOLDED * areas
-        is_active = np.zeros(size, dtype=bool)
-        is_active[projection.faces[is_folded].ravel()] = True
+        is_active = is_among(size, projection.faces[is_folded])
         for _ in range(number + 1):
             is_active |= adjacency @ is_active.astype(np.float64) > 0
         rows = np.flatnonzero(is_active & is_inner)

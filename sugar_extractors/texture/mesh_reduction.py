@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from gaussian_splatting.core.color_bytes import color_bytes
+from gaussian_splatting.core.subsets import longest_side
 from sugar_extractors.mesh.decimation import decimated
 from sugar_extractors.texture import texture_atlas
 from sugar_extractors.texture.texture_atlas import Atlas
@@ -19,6 +21,7 @@ from sugar_scene.mesh_files.tangent_space import FLAT, encoded, tangent_frames, 
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, sample_texture
 from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.device import float32_tensor
 from sugar_utils.errors import UserError
 
 _CHUNK_TEXELS = 1 << 20
@@ -46,7 +49,7 @@ def simplified(
     if texture_side is not None:
         side = min(side, texture_side)
     square = texture_atlas.largest_square_size(reduced.n_faces, side)
-    vertices = torch.from_numpy(reduced.vertices.astype(np.float32))
+    vertices = float32_tensor(reduced.vertices)
     faces = torch.from_numpy(reduced.faces)
     atlas = texture_atlas.make_atlas("charts", vertices, faces, square)
     target = TexturedMesh(vertices, faces, atlas.uvs.cpu(), mesh.texture)
@@ -96,7 +99,7 @@ def transferred(
             if corner_axes is not None:
                 fine_normals += hits.interpolated(source.normals[source.faces[hits.faces]])
         texel_places = (torch.from_numpy(y), torch.from_numpy(x))
-        picture[first:end][texel_places] = (texel_colors * 255).round().to(torch.uint8)
+        picture[first:end][texel_places] = color_bytes(texel_colors)
         if corner_axes is not None:
             corner_normals, corner_tangents = corner_axes
             face_rows = torch.from_numpy(target_faces).long()
@@ -141,7 +144,7 @@ class _Source:
     def __init__(self, mesh: TexturedMesh, target: TexturedMesh) -> None:
         target_vertices = target.vertices.double().numpy()
         low = target_vertices.min(axis=0)
-        size = max(np.ptp(target_vertices, axis=0).max(), 1e-12)
+        size = max(longest_side(target_vertices), 1e-12)
         shape = shape_of(mesh)
         places = (shape.vertices - low) / size
         self._surface = Surface(places, shape.faces)

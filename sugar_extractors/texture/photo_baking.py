@@ -14,7 +14,7 @@ pyramid). What differs even so is no part of the surface and counts little.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from torch.nn import functional
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import eroded, sampled_at, window_sums
 from gaussian_splatting.losses.exposure import gain_of_means
+from sugar_extractors.photographs import Photograph
 from sugar_extractors.texture.texture_baking import BakedTexture, Baker, ViewColors
 from sugar_scene.mesh_files.tangent_space import vertex_normals
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured
@@ -203,7 +204,7 @@ class Resolution:
         directions = functional.normalize(points, dim=1)
         cosine = -(self.normals @ rotation.T * directions).sum(dim=1)
         to_sides = [column, camera.width - 1 - column, row, camera.height - 1 - row]
-        border = BORDER * max(camera.width, camera.height)
+        border = BORDER * camera.longest_side
         fade = (torch.stack(to_sides).amin(dim=0) / border).clamp(0, 1)
         pixels_per_area = camera.fx * camera.fy / points[:, 2].square()
         return torch.where(is_visible, cosine.clamp_min(0) * fade * pixels_per_area, 0.0)
@@ -220,7 +221,7 @@ class Resolution:
 @torch.no_grad()
 def bake_photographs(
     baker: Baker,
-    photograph: Callable[[Camera], Tensor],
+    photograph: Photograph,
     face_colors: Tensor,
     resolution: Resolution,
 ) -> BakedTexture:
@@ -254,9 +255,7 @@ class _MissingDetails:
     It also records the gain of each image, whose median is the exposure of the texture.
     """
 
-    def __init__(
-        self, mesh: TexturedMesh, photograph: Callable[[Camera], Tensor], resolution: Resolution
-    ) -> None:
+    def __init__(self, mesh: TexturedMesh, photograph: Photograph, resolution: Resolution) -> None:
         self._mesh = mesh
         self._photograph = photograph
         self._resolution = resolution

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_cloud, moved_points
@@ -26,6 +25,7 @@ from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.placing import PlacementOptions, placing_matrix
 from sugar_scene.mesh_files import textured_mesh_io
 from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, TexturedMesh
+from sugar_utils.device import float32_tensor
 from sugar_utils.errors import Notify
 from sugar_utils.files import file_digest
 from sugar_utils.recipe import Recipe
@@ -89,6 +89,6 @@ def write_moved_mesh(
         moved: The vertices, (V, 3); rounded to float32.
         upright: Whether y is up in them, as the GLB wants it.
     """
-    placed = replace(mesh, vertices=torch.from_numpy(moved.astype(np.float32)))
+    placed = replace(mesh, vertices=float32_tensor(moved))
     style = MeshStyle(y_up=upright, lit=lit, obj_normals=True)
     textured_mesh_io.write_textured_mesh(obj_path, placed, glb=glb, style=style)

@@ -25,9 +25,7 @@ def cross(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def doubled_areas(triangles: np.ndarray) -> np.ndarray:
     """Return twice the areas of triangles, negative where they turn right. (F, 3, 2) -> (F,)"""
-    a = triangles[:, 0]
-    b = triangles[:, 1]
-    c = triangles[:, 2]
+    a, b, c = np.moveaxis(triangles, 1, 0)
     return cross(b - a, c - a)
 
 
@@ -41,8 +39,7 @@ def cells_inside(triangles: np.ndarray) -> CellsInside:
     triangles = np.where(turns_right[:, None, None], triangles[:, ::-1], triangles)
     low = np.floor(triangles.min(axis=1)).astype(np.int64)
     high = np.floor(triangles.max(axis=1)).astype(np.int64)
-    widths = high[:, 0] - low[:, 0] + 1
-    heights = high[:, 1] - low[:, 1] + 1
+    widths, heights = (high - low + 1).T
     counts = widths * heights
     ends = np.cumsum(counts)
     nothing = np.zeros(0, dtype=np.int64)
@@ -62,11 +59,7 @@ def cells_inside(triangles: np.ndarray) -> CellsInside:
         is_inside = _lies_inside(x + 0.5, y + 0.5, triangles[first:last], counts[first:last])
         chunks.append(CellsInside(faces[is_inside], x[is_inside], y[is_inside]))
         first = last
-    return CellsInside(
-        faces=np.concatenate([chunk.faces for chunk in chunks]),
-        x=np.concatenate([chunk.x for chunk in chunks]),
-        y=np.concatenate([chunk.y for chunk in chunks]),
-    )
+    return CellsInside(*map(np.concatenate, zip(*chunks, strict=True)))
 
 
 def _lies_inside(

@@ -25,6 +25,7 @@ from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.texture.chart_packing import packed
 from sugar_extractors.texture.charts import Charts, unfold, with_areas_of, without_noise
 from sugar_scene.triangle_rasterizer import rasterize_camera_triangles
+from sugar_utils.device import float32_tensor
 from sugar_utils.errors import UserError
 from sugar_utils.libraries import load_package
 
@@ -312,7 +313,7 @@ def xatlas_charts(vertices: Tensor, faces: Tensor) -> Charts:
 
 def packed_atlas(kind: str, charts: Charts, side: int, device: torch.device) -> Atlas:
     """Lay charts out in a texture of so many texels a side."""
-    corners = torch.from_numpy(packed(charts, side).astype(np.float32)).to(device)
+    corners = float32_tensor(packed(charts, side)).to(device)
     return Atlas(kind, corners, side, square_size=0, outlines=_outlines(corners))
 
 

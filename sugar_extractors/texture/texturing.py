@@ -7,7 +7,7 @@ import argparse
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -227,8 +227,7 @@ def extract_textured_mesh(
     if options.atlas == "xatlas":
         atlases.load_xatlas()
     _check_name(target)
-    if options.compute.device_reason:
-        console.note(options.compute.device_reason)
+    options.compute.report(console.note)
     model = options.model
     checkpoint, scene = load_views(
         options,
@@ -361,17 +360,7 @@ def _read_model(options: TextureOptions, path: Path, console: Console) -> BoundC
             f"{path}: no triangle is left after peeling; lower "
             "--postprocess_density_threshold or --postprocess_iterations"
         )
-    # All vertices stay.
-    rows = is_kept.repeat_interleave(cloud.per_triangle)
-    return replace(
-        cloud,
-        faces=cloud.faces[is_kept],
-        sh_dc=cloud.sh_dc[rows],
-        sh_rest=cloud.sh_rest[rows],
-        opacity_logits=cloud.opacity_logits[rows],
-        log_scales=cloud.log_scales[rows],
-        rotations=cloud.rotations[rows],
-    )
+    return cloud.with_triangles(is_kept.nonzero()[:, 0])
 
 
 @torch.no_grad()

@@ -90,7 +90,7 @@ def with_number(plan: PipelinePlan, console: Console) -> PipelinePlan:
 
 def expected_gaussians(cameras: Sequence[Camera], limit: int | None) -> int:
     """Return the most Gaussians that are expected of photographs."""
-    n_pixels = sum(camera.width * camera.height for camera in cameras)
+    n_pixels = sum(camera.n_pixels for camera in cameras)
     expected = math.ceil(n_pixels / PIXELS_PER_GAUSSIAN)
     return expected if limit is None else min(expected, limit)
 
@@ -98,9 +98,7 @@ def expected_gaussians(cameras: Sequence[Camera], limit: int | None) -> int:
 def training_bytes(n: int, width: int, height: int, optimizer: OptimizerConfig) -> int:
     """Return the predicted bytes of a step on a number of Gaussians and a view of a size."""
     row = torch.empty(1, device="cpu")
-    tensors = {}
-    for name, sides in _SIDES.items():
-        tensors[name] = row.expand(n, *sides)
+    tensors = {name: row.expand(n, *sides) for name, sides in _SIDES.items()}
     visible = min(n, width * height // _PIXELS_PER_VISIBLE)
     view = ViewLoad(width, height, visible, _TILES * visible)
     load = StepLoad(n, ModelLoad.of(tensors, optimizer), view, geometry="planes")
@@ -179,7 +177,7 @@ def read_capture(plan: PipelinePlan) -> Scene:
 
 def reason_for_one_block(scene: Scene) -> str | None:
     """Return the reason why a capture cannot be cut into blocks; None if it can."""
-    cameras = [*scene.train_cameras, *scene.test_cameras]
+    cameras = scene.cameras
     if any(camera.shows_object for camera in cameras):
         return OBJECT_MASKS
     maps = {"depth": scene.depths.maps, "normal": scene.normals.maps}

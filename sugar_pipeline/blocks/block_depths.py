@@ -26,8 +26,10 @@ from sugar_extractors.mesh.observed_region import TEXTURE_PATCH
 from sugar_extractors.results import read_state
 from sugar_pipeline.blocks.block_plan import Block
 from sugar_scene.depth_view import DepthView, Renderer
+from sugar_scene.regions import Corner, corner_of
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
+from sugar_utils.device import float32_tensor
 from sugar_utils.errors import say_nothing
 from sugar_utils.files import (
     atomic_path,
@@ -41,15 +43,14 @@ from sugar_utils.schemas import conform
 INDEX_FILE = "depths.json"
 _STEPS = 65_534  # of the inverse depth of a view, between its nearest and its farthest pixel
 _LEAST_SPAN = 1e-9  # between them
-_Corner = tuple[float, float, float]
 
 
 class ViewRecord(msgspec.Struct):
     """A view in the index: where the pixels with a depth lie, and how large they are there."""
 
     file: str
-    low: _Corner
-    high: _Corner
+    low: Corner
+    high: Corner
     pixel: float  # median side of a pixel on the surface, world units
 
 
@@ -92,7 +93,7 @@ class StoredView:
             steps = arrays["inverse_depth"]
             least, span, most_weight = arrays["scales"].tolist()
             camera = self._camera(arrays)
-            inverse = torch.from_numpy(steps.astype(np.float32)) - 1
+            inverse = float32_tensor(steps) - 1
             colors = torch.from_numpy(arrays["colors"])
             weights = torch.from_numpy(arrays["weights"])
         depth = 1 / (least + inverse * (span / _STEPS))
@@ -185,7 +186,7 @@ def _write_view(
         "scales": np.array([least, span, most_weight]),
         "colors": np.where(has_color[:, :, None], colors, 0).astype(np.uint8),
         "weights": (np.where(is_known, weights, 0) / most_weight).reshape(shape).astype(np.float16),
-        "size": np.array([camera.width, camera.height]),
+        "size": np.array(camera.size),
         "intrinsics": np.array([camera.fx, camera.fy, camera.cx, camera.cy]),
         "rotation": camera.rotation,
         "translation": camera.translation,
@@ -195,8 +196,8 @@ def _write_view(
     known_points = points[is_known]
     return ViewRecord(
         file=name,
-        low=_corner(known_points.min(axis=0)),
-        high=_corner(known_points.max(axis=0)),
+        low=corner_of(known_points.min(axis=0)),
+        high=corner_of(known_points.max(axis=0)),
         pixel=float(np.median(depth[is_known]) / np.sqrt(camera.fx * camera.fy)),
     )
 
@@ -205,13 +206,13 @@ def _counted(camera: Camera, depth: Tensor) -> Tensor:
     """Return the pixels that count in the mask of a view; elsewhere it sees through the block."""
     if camera.mask is None:
         return torch.ones_like(depth, dtype=torch.bool)
-    values = decode_mask(camera.mask, camera.width, camera.height)
+    values = decode_mask(camera.mask, *camera.size)
     return torch.from_numpy(values >= COUNTS).to(depth.device)
 
 
 def _widened(is_known: np.ndarray) -> np.ndarray:
     """Return the pixels within the squares whose variance is texture. (H, W) bool"""
-    values = torch.from_numpy(is_known.astype(np.float32))[None, None]
+    values = float32_tensor(is_known)[None, None]
     widened = functional.max_pool2d(values, TEXTURE_PATCH, stride=1, padding=TEXTURE_PATCH // 2)
     return widened[0, 0].numpy() > 0
 
@@ -219,8 +220,3 @@ def _widened(is_known: np.ndarray) -> np.ndarray:
 def _read_index(folder: Path) -> _Index:
     path = folder / INDEX_FILE
     return conform(read_json(path), _Index, path, "remove it, and the depths are rendered again")
-
-
-def _corner(values: np.ndarray) -> _Corner:
-    x, y, z = values.tolist()
-    return x, y, z

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from sugar_pipeline.blocks.partition import BlockBox
+from sugar_scene.regions import Corner, corner_of
 from sugar_utils.files import read_json
 from sugar_utils.recipe import Recipe
 from sugar_utils.schemas import conform
@@ -32,14 +33,13 @@ OVERVIEW = "overview"  # folder
 PLAN_FILE = "blocks.json"
 SETTINGS_FILE = "settings.toml"
 _INFINITE = 1e300  # stands for infinity in the file
-_Corner = tuple[float, float, float]
 
 
 class _BoxRecord(msgspec.Struct):
     """A block in the file of the plan."""
 
-    low: _Corner
-    high: _Corner
+    low: Corner
+    high: Corner
     views: int
 
 
@@ -48,7 +48,7 @@ class _PlanRecord(msgspec.Struct):
 
     blocks: list[_BoxRecord]
     margin: float
-    bounds: tuple[_Corner, _Corner]
+    bounds: tuple[Corner, Corner]
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ def _finite(values: Sequence[float]) -> list[float]:
     return np.clip(values, -_INFINITE, _INFINITE).tolist()
 
 
-def _infinite(values: _Corner) -> _Corner:
-    x, y, z = [value if abs(value) < _INFINITE else np.copysign(np.inf, value) for value in values]
-    return float(x), float(y), float(z)
+def _infinite(values: Corner) -> Corner:
+    return corner_of(
+        value if abs(value) < _INFINITE else np.copysign(np.inf, value) for value in values
+    )

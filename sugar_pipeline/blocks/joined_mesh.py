@@ -24,6 +24,7 @@ from sugar_extractors.mesh.tsdf import FusedCubes, TsdfConfig
 from sugar_pipeline.blocks.block_depths import StoredView
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
+from sugar_scene.regions import Corner
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 
@@ -35,7 +36,7 @@ _Places = tuple[int, int, int]
 class VoxelGrid:
     """The grid of all regions: cubes of ``BLOCK`` voxels along each side."""
 
-    low: tuple[float, float, float]  # corner of cube (0, 0, 0), world units
+    low: Corner  # corner of cube (0, 0, 0), world units
     voxel: float  # side of a voxel, world units
     shape: _Places  # cubes along each axis
 

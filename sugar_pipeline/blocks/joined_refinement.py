@@ -24,6 +24,7 @@ from sugar_scene.bound_model import bound_cloud_from_state
 from sugar_scene.mesh_bound import BoundCloud
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, read_textured_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.device import float32_tensor
 
 
 @dataclass(frozen=True)
@@ -57,21 +58,11 @@ class RefinedPart:
         require_same_faces(n_faces, len(cloud.faces), self.model)
         if vertices is None:
             vertices = cloud.vertices[: self.mesh.n_vertices].double().numpy()
-        rows = slice(n_faces * cloud.per_triangle)
         background = cloud.background
         if background is not None:
             background = _inside(self.block, background)
-        return replace(
-            cloud,
-            vertices=torch.from_numpy(vertices.astype(np.float32)),
-            sh_dc=cloud.sh_dc[rows],
-            sh_rest=cloud.sh_rest[rows],
-            opacity_logits=cloud.opacity_logits[rows],
-            log_scales=cloud.log_scales[rows],
-            rotations=cloud.rotations[rows],
-            faces=cloud.faces[:n_faces],
-            background=background,
-        )
+        cloud = cloud.with_triangles(torch.arange(n_faces, device="cpu"))
+        return replace(cloud, vertices=float32_tensor(vertices), background=background)
 
     def read_textured(self, vertices: np.ndarray) -> TexturedMesh:
         """Read the textured mesh of the block without its surroundings, at other vertices.
@@ -87,7 +78,7 @@ class RefinedPart:
         require_same_faces(n_faces, mesh.n_faces, self.textured)
         return replace(
             mesh,
-            vertices=torch.from_numpy(vertices.astype(np.float32)),
+            vertices=float32_tensor(vertices),
             faces=mesh.faces[:n_faces],
             uvs=mesh.uvs[:n_faces],
         )

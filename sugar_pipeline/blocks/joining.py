@@ -23,6 +23,7 @@ import torch
 
 from gaussian_splatting.core.cloud import GaussianCloud
 from gaussian_splatting.core.moved import moved_cloud, moved_points
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.formats.placement import Placement
 from gaussian_splatting.formats.ply import (
@@ -99,7 +100,7 @@ class JoinedParts:
         if not meshes:
             raise UserError(f"{plan.folder}: no block has a surface; train the blocks longer")
         points = np.concatenate([mesh.vertices for mesh in meshes])
-        sample = points[:: max(1, len(points) // _PLACED_POINTS)]
+        sample = about(points, _PLACED_POINTS)
         if options.orient is None:
             options = replace(options, orient="up")
         placement = placement_in(scene, sample, options)

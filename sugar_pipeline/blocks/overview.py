@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gaussian_splatting.core.subsets import finite_points
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.scenes.reference_layout import (
     ReferenceCheckpoint,
@@ -60,7 +61,7 @@ class Overview:
             positions = self.pixel_positions(camera)
             sample = positions[SAMPLE_STEP // 2 :: SAMPLE_STEP, SAMPLE_STEP // 2 :: SAMPLE_STEP]
             sample = sample.reshape(-1, 3)
-            yield sample[np.isfinite(sample).all(axis=1)]
+            yield finite_points(sample)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _small_share(longest_side: int) -> float:
 
 def small(camera: Camera) -> Camera:
     """The view at the size of the overview."""
-    return camera.scaled(_small_share(max(camera.width, camera.height)))
+    return camera.scaled(_small_share(camera.longest_side))
 
 
 def train_overview(plan: PipelinePlan, folder: Path, console: Console) -> Overview:

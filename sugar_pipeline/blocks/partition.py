@@ -15,20 +15,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sugar_scene.regions import Corner, corner_of
+
 SLACK = 0.1  # of the work, by which a cut may lie off the position that divides it as asked
 MARGIN = 0.15  # of the shortest finite side, by which a block reaches into its neighbours
 _N_BINS = 48  # positions that are compared for a cut
 _SMOOTHING = 2  # bins on either side that count for the work at a position
 _SPREAD = 0.01  # of the work at either end that does not count for the length of a side
-_Corner = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class BlockBox:
     """The space that belongs to one block; infinite where no other block follows."""
 
-    low: _Corner
-    high: _Corner
+    low: Corner
+    high: Corner
 
     def contains(self, points: np.ndarray, margin: float = 0.0) -> np.ndarray:
         """Whether points lie in the box, grown by a margin on all sides. (P, 3) -> (P,) bool"""
@@ -49,7 +50,7 @@ class BlockBox:
         high[axis] = position
         low = list(self.low)
         low[axis] = position
-        return BlockBox(self.low, _corner(high)), BlockBox(_corner(low), self.high)
+        return BlockBox(self.low, corner_of(high)), BlockBox(corner_of(low), self.high)
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,3 @@ def _quantiles(values: np.ndarray, work: np.ndarray, shares: Sequence[float]) ->
     sums = np.cumsum(work[order])
     rows = np.searchsorted(sums, np.array(shares) * sums[-1])
     return values[order[np.clip(rows, 0, len(order) - 1)]].tolist()
-
-
-def _corner(values: Sequence[float]) -> _Corner:
-    x, y, z = values
-    return x, y, z

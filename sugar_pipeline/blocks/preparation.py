@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import box_of_most
 from gaussian_splatting.data.cameras import middle_of
 from gaussian_splatting.engine.run_identity import scene_inputs
 from gaussian_splatting.scenes.scene import Scene
@@ -133,7 +134,7 @@ def block_flags(whole: FlagValues, block: Block, n_views: int) -> dict[str, obje
 
 def _recipe(overview: Overview, n: int) -> Recipe:
     """Return the recipe of the blocks."""
-    sizes = sorted({(c.width, c.height) for c in overview.scene.train_cameras})
+    sizes = sorted({camera.size for camera in overview.scene.train_cameras})
     inputs = {"overview": file_digest(overview.checkpoint.ply_path)}
     return Recipe({"blocks": n, "sizes": sizes}, {**inputs, **scene_inputs(overview.scene)})
 
@@ -214,7 +215,7 @@ def meshed_space(points: np.ndarray, scene: Scene) -> BlockBox:
             f"{scene.root}: has no points of a reconstruction, which blocks are cut by; train it "
             "whole with --blocks 1"
         )
-    low, high = np.quantile(points, (_ENDS, 1 - _ENDS), axis=0)
+    low, high = box_of_most(points, _ENDS)
     room = _ROOM * float((high - low).max())
     middle = middle_of(scene.train_cameras)
     reach = FARTHEST * scene.extent

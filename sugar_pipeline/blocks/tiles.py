@@ -24,7 +24,7 @@ from gaussian_splatting.formats.gltf_container import BinaryPart, finished_glb, 
 from sugar_extractors.mesh.decimation import decimated
 from sugar_pipeline.blocks.joined_mesh import welded
 from sugar_scene.mesh_files.textured_mesh_io import MeshStyle, TexturedMesh, write_glb
-from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_mesh import TriangleMesh, area_normals
 from sugar_utils.files import atomic_path, write_json_atomic
 
 TILESET = "tileset.json"
@@ -176,11 +176,10 @@ def texel_size(mesh: TexturedMesh) -> float:
     height, width = mesh.texture.shape[:2]
     corners = mesh.vertices.double()[mesh.faces]
     texels = mesh.uvs.double() * mesh.uvs.new_tensor([width, height], dtype=torch.float64)
-    areas = torch.linalg.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     first = texels[:, 1] - texels[:, 0]
     second = texels[:, 2] - texels[:, 0]
     texel_areas = (first[:, 0] * second[:, 1] - first[:, 1] * second[:, 0]).abs()
-    shares = torch.linalg.vector_norm(areas, dim=1) / texel_areas.clamp_min(1e-12)
+    shares = torch.linalg.vector_norm(area_normals(corners), dim=1) / texel_areas.clamp_min(1e-12)
     return float(shares.median().sqrt())
 
 

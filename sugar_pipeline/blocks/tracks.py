@@ -12,6 +12,7 @@ import numpy as np
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.colmap import find_model, read_reconstruction
 from gaussian_splatting.data.colmap_writing import TrackedPoints, ViewTracks
+from gaussian_splatting.data.observations import positions_and_colors
 from gaussian_splatting.scenes.scene import Scene
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -60,6 +61,5 @@ def read_capture_points(root: Path, scene: Scene) -> CapturePoints:
         # Points of a damaged model may be missing.
         present = observed_numbers[np.isin(observed_numbers, numbers)]
         rows[image.name] = np.searchsorted(numbers, present)
-    positions = np.array([point.xyz for point in points], np.float64).reshape(-1, 3)
-    colors = np.array([point.color for point in points], np.uint8).reshape(-1, 3)
+    positions, colors = positions_and_colors(points)
     return CapturePoints(positions - scene.model_offset, colors, rows)

@@ -26,7 +26,7 @@ from PIL import Image
 
 from gaussian_splatting.components.densification import DensificationConfig
 from gaussian_splatting.core.random import derive_seed, generator
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, centers_of
 from gaussian_splatting.data.colmap import PARTS
 from gaussian_splatting.data.colmap_writing import TrackedPoints, ViewTracks, write_capture
 from gaussian_splatting.data.names import IMAGE_SUFFIXES
@@ -282,14 +282,14 @@ def _visible_samples(
     )
     points = np.concatenate([knot_samples.points, disc_samples.points])
     normals = np.concatenate([knot_samples.normals, disc_samples.normals])
-    centers = np.stack([camera.center for camera in cameras])
+    centers = centers_of(cameras)
     visibility = visible(knot, points, normals, centers)
     pixels = np.empty((*visibility.shape, 2))
     for view, camera in enumerate(cameras):
         x, y, z = camera.rotation @ points.T + camera.translation[:, None]
         pixels[view, :, 0] = camera.fx * x / z + camera.cx
         pixels[view, :, 1] = camera.fy * y / z + camera.cy
-        last_pixel = np.array([camera.width, camera.height]) - 1
+        last_pixel = np.array(camera.size) - 1
         inside = (pixels[view] > 1) & (pixels[view] < last_pixel)
         visibility[view] &= (z > 0) & inside.all(axis=1)
     rows = np.flatnonzero(visibility.sum(axis=0) >= _MIN_VIEWS_OF_SAMPLE)

@@ -82,9 +82,8 @@ def make_knot() -> TriangleMesh:
     points = rope_knot(along / N_ALONG, around / N_AROUND).reshape(-1, 3)
     low = points.min(axis=0)
     high = points.max(axis=0)
-    middle_x = (low[0] + high[0]) / 2
-    middle_y = (low[1] + high[1]) / 2
-    origin = np.array([middle_x, middle_y, low[2]])
+    middle = (low + high) / 2
+    origin = np.array([*middle[:2], low[2]])
     points = (points - origin) / (high - low).max() - [0.0, 0.0, _SINK]
     return closed_grid_mesh(points.reshape(N_ALONG, N_AROUND, 3))
 

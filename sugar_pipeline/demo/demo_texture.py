@@ -29,6 +29,7 @@ from sugar_pipeline.demo.demo_surface import DISC_RADIUS, GOLDEN_ANGLE, N_ALONG,
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, render_textured
 from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_utils.device import float32_tensor
 
 _DISC_CELLS = 96
 # at detail 1, for pictures of 320 x 240
@@ -91,9 +92,9 @@ def textured_surface(
     faces = np.concatenate([knot.faces, disc.faces + knot.n_vertices])
     uvs = np.concatenate([knot_uvs, disc_uvs])
     return TexturedMesh(
-        vertices=torch.from_numpy(vertices.astype(np.float32)),
+        vertices=float32_tensor(vertices),
         faces=torch.from_numpy(faces),
-        uvs=torch.from_numpy(uvs.astype(np.float32)),
+        uvs=float32_tensor(uvs),
         texture=to_uint8(_to_srgb(texture)),
     )
 
@@ -144,8 +145,7 @@ def _disc_chart(disc: TriangleMesh, detail: float) -> Chart:
 
 
 def _scaled_size(texels: tuple[int, int], detail: float) -> tuple[int, int]:
-    height = max(_MIN_TEXELS, round(detail * texels[0]))
-    width = max(_MIN_TEXELS, round(detail * texels[1]))
+    height, width = (max(_MIN_TEXELS, round(detail * count)) for count in texels)
     return height, width
 
 
@@ -165,7 +165,7 @@ def _bake(surface: Surface, noise: Noise, chart: Chart) -> Tensor:
     """Multiply light and paint at every texel of a chart. Linear RGB, (H, W, 3)"""
     height, width = chart.texels
     grid = np.concatenate([chart.points, chart.normals], axis=-1)
-    grid_values = torch.from_numpy(grid.astype(np.float32))
+    grid_values = float32_tensor(grid)
     grid_points, grid_normals = grid_values.reshape(-1, 6).split(3, dim=1)
     grid_fill = _fill_light(surface, grid_points, grid_normals)
     n_rows, n_columns = grid_values.shape[:2]

@@ -166,7 +166,7 @@ class MeshRenderer:
     def render(self, camera: Camera) -> MeshPicture:
         """Return the picture of a camera; covered are pixels of which every ray meets the mesh."""
         device = self._vertices.device
-        size = (camera.height, camera.width)
+        size = camera.shape
         image = torch.zeros(*size, 3, device=device)
         hits = torch.zeros(size, dtype=torch.int32, device=device)
         n_rays = SAMPLES_PER_SIDE**2

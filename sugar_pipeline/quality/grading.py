@@ -6,8 +6,7 @@ A grade is about the result of one stage; that of a run is the worst of its fina
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -15,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera, pixels_of
+from gaussian_splatting.core.subsets import at_most
+from gaussian_splatting.data.cameras import Camera, LoadImage, pixels_of
 from gaussian_splatting.engine.reporting.evaluation import ImageComparison, intersection_over_union
 from gaussian_splatting.engine.reporting.health import problem_of
 from gaussian_splatting.engine.reporting.view_findings import LARGE_GAP
@@ -139,9 +139,7 @@ class _ViewFigures:
 
     def means(self) -> dict[str, float]:
         """Average figures over the views, rounded."""
-        means = {}
-        for name, values in self.values.items():
-            means[name] = round(sum(values) / len(values), 4)
+        means = {name: round(sum(values) / len(values), 4) for name, values in self.values.items()}
         hole_share = self.n_hole_pixels / max(1, self.n_covered_pixels)
         return {**means, "hole_share": round(hole_share, 4)}
 
@@ -149,7 +147,7 @@ class _ViewFigures:
 def mesh_health(
     mesh: TriangleMesh | TexturedMesh,
     cameras: Sequence[Camera],
-    load_image: Callable[[Camera], Tensor],
+    load_image: LoadImage,
 ) -> dict[str, float]:
     """Measure the coverage of some views, and the colour error of a textured mesh.
 
@@ -158,13 +156,12 @@ def mesh_health(
         enclosed by what the mesh covers over covered pixels; of a textured mesh also ``psnr`` and
         ``constant_psnr`` of the covered pixels.
     """
-    step = math.ceil(len(cameras) / N_VIEWS)
     vertices = torch.as_tensor(mesh.vertices, dtype=torch.float32, device="cpu")
     faces = torch.as_tensor(mesh.faces, device="cpu")
     textured = mesh.to("cpu") if isinstance(mesh, TexturedMesh) else None
     rims = vertices[torch.from_numpy(_rim_edges(vertices, faces))]
     figures = _ViewFigures()
-    for camera in cameras[::step]:
+    for camera in at_most(cameras, N_VIEWS):
         view, image = smaller(camera, load_image(camera), _SIDE)
         covered = rasterize_triangles(vertices, faces, view).covered
         mask = is_counted(image) if camera.shows_object else None

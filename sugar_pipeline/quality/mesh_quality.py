@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from plyfile import PlyData
 
-from gaussian_splatting.formats.ply import ply_errors
+from gaussian_splatting.formats.ply import columns_of, ply_errors
 from sugar_scene import triangle_mesh
 from sugar_scene.surface_queries import AreaSamples, Surface, sample_surface
 from sugar_scene.triangle_mesh import TriangleMesh
@@ -295,9 +295,6 @@ def _read_visible(path: Path) -> tuple[np.ndarray, np.ndarray]:
     require_regular_file(path)
     with ply_errors(path, "make the scene again"):
         table = PlyData.read(str(path))["vertex"].data
-        points, normals = (
-            np.stack([np.asarray(table[name], dtype=np.float64) for name in names], axis=1)
-            for names in _PAIRS
-        )
+        points, normals = (columns_of(table, names) for names in _PAIRS)
     length = np.linalg.norm(normals, axis=1, keepdims=True)
     return points, normals / np.where(length > 0, length, 1)

@@ -189,8 +189,7 @@ def measure(options: MetricsOptions | ExportedOptions, console: Console | None =
         out also their names as ``dropped_views``, and ``psnr_with_dropped_views``.
     """
     console = console or Console()
-    if options.compute.device_reason:
-        console.info(options.compute.device_reason)
+    options.compute.report(console.info)
     if isinstance(options, ExportedOptions):
         return measure_exported(options, console)
     scenes = read_scene_config(options.scene_config)

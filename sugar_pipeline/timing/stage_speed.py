@@ -7,11 +7,10 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import ImageStore, image_size
-from gaussian_splatting.engine.runner import Messages, StageRun
+from gaussian_splatting.engine.runner import Messages, StageOptions
 from gaussian_splatting.engine.stepping import RunContext, Stepper
 from sugar_utils.console import Console
 
@@ -29,17 +28,7 @@ class Speed:
     megapixels: float  # of all its photographs, at their full size
 
 
-class TrainingStageOptions(Protocol):
-    """Options of a training stage; they make a run of the engine."""
-
-    def prepare(self, messages: Messages) -> tuple[StageRun, object]:
-        """The run and its initial model."""
-        ...
-
-
-def measure(
-    options: TrainingStageOptions, images: ImageStore, least_work: float = 0.0
-) -> Speed | None:
+def measure(options: StageOptions, images: ImageStore, least_work: float = 0.0) -> Speed | None:
     """Time iterations of a stage on a copy of its model; nothing is written.
 
     None where the stage has less work than ``least_work``, in pixels times iterations, or a run in
@@ -47,10 +36,9 @@ def measure(
     """
     run, model = options.prepare(Messages())
     cameras = list(run.scene.train_cameras)
-    largest = max(cameras, key=lambda camera: camera.width * camera.height)
-    n_pixels = largest.width * largest.height
+    largest = max(cameras, key=lambda camera: camera.n_pixels)
     n_iterations = run.loop.last - run.loop.first
-    if n_pixels * n_iterations < least_work:
+    if largest.n_pixels * n_iterations < least_work:
         return None
     if least_work and run.directory.path.exists():
         return None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import longest_side
 from sugar_scene import triangle_mesh
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.files import atomic_path
@@ -61,8 +62,7 @@ def _opening(mesh: TriangleMesh) -> _Opening | None:
     areas = np.stack([_vector_area(mesh.vertices[loop]) for loop in loops])
     sizes = np.linalg.norm(areas, axis=1)
     largest = int(sizes.argmax())
-    longest_side = float(np.ptp(mesh.vertices, axis=0).max())
-    if sizes[largest] <= _LEAST_OPENING * longest_side**2:
+    if sizes[largest] <= _LEAST_OPENING * longest_side(mesh.vertices) ** 2:
         return None
     up = areas[largest] / sizes[largest]
     if up[2] < -_ALONG_Z:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from sugar_scene.triangle_mesh import area_normals
+
 FLAT = (128, 128, 255)  # colour of a normal that does not differ from the mesh's own
 _TINY = 1e-200  # length of a vector of float64 that has no direction
 
@@ -67,8 +69,7 @@ def vertex_normals(vertices: Tensor, faces: Tensor) -> Tensor:
     They are zero where no adjacent face has an area.
     """
     # Areas of small scenes are below what float32 divides by.
-    a, b, c = vertices.double()[faces].unbind(1)
-    face_normals = torch.linalg.cross(b - a, c - a)
+    face_normals = area_normals(vertices.double()[faces])
     sums = torch.zeros(vertices.shape, dtype=torch.float64, device=vertices.device)
     sums.index_add_(0, faces.flatten(), face_normals.repeat_interleave(3, 0))
     normals = normalize(sums, dim=1, eps=_TINY)

@@ -35,8 +35,9 @@ from sugar_scene.mesh_files.tangent_space import (
 )
 from sugar_scene.triangle_mesh import fits_float32
 from sugar_scene.triangle_rasterizer import rasterize_triangles
+from sugar_utils.device import float32_tensor
 from sugar_utils.errors import Notify, UserError, reason_of
-from sugar_utils.files import atomic_path, require_regular_file
+from sugar_utils.files import atomic_path, require_regular_file, without_none
 
 _CHUNK_ROWS = 1 << 16
 _LARGE_PNG = 8 << 20
@@ -67,14 +68,8 @@ class TexturedMesh:
 
     def to(self, device: torch.device | str) -> TexturedMesh:
         """Return the mesh with all tensors on a device."""
-        normal_map = self.normal_map
-        return TexturedMesh(
-            vertices=self.vertices.to(device),
-            faces=self.faces.to(device),
-            uvs=self.uvs.to(device),
-            texture=self.texture.to(device),
-            normal_map=None if normal_map is None else normal_map.to(device),
-        )
+        tensors = without_none(vars(self))
+        return TexturedMesh(**{name: tensor.to(device) for name, tensor in tensors.items()})
 
     def corner_axes(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return vertex normals, (R, 3, 3), and tangents, (R, 3, 4), at the corners of faces.
@@ -392,9 +387,9 @@ def read_textured_mesh(
         uvs = layout.moved(uvs, np.minimum(material_rows, len(layout.sizes) - 1), path)
     normals = appearance.normals
     return TexturedMesh(
-        vertices=torch.from_numpy(vertices.astype(np.float32)),
+        vertices=float32_tensor(vertices),
         faces=torch.from_numpy(vertex_rows.copy()),
-        uvs=torch.from_numpy(uvs.astype(np.float32)),
+        uvs=float32_tensor(uvs),
         texture=torch.from_numpy(appearance.texture),
         normal_map=None if normals is None else torch.from_numpy(normals),
     )

@@ -16,7 +16,7 @@ from gaussian_splatting.data import images
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.names import ImageFolder, ImagePlaces
 from sugar_utils.errors import UserError, explained
-from sugar_utils.files import require_regular_file
+from sugar_utils.files import require_regular_file, without_none
 from sugar_utils.libraries import load_package
 
 NONE = "none"  # in place of a folder
@@ -44,7 +44,7 @@ def find_maps(cameras: Sequence[Camera], folder: Path) -> dict[str, Path]:
     """Return the map of each view that has one."""
     names = [camera.name for camera in cameras]
     paths = ImagePlaces(ImageFolder(folder, suffixes=FILES)).find_all(names)
-    return {name: path for name, path in paths.items() if path is not None}
+    return without_none(paths)
 
 
 def read_numbers(path: Path, kind: str, advice: str) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 from scipy.ndimage import minimum_filter
 from scipy.spatial import KDTree
 
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera
 
 _SAMPLES = 2_000  # points for measuring the density of the scan
@@ -21,8 +22,7 @@ def point_spacing(positions: np.ndarray) -> float:
     """Return the usual distance between neighbours of a surface, world units. (N, 3)"""
     if len(positions) <= _NEIGHBOR:
         return 0.0
-    step = max(1, len(positions) // _SAMPLES)
-    distances, _ = KDTree(positions).query(positions[::step], k=_NEIGHBOR + 1)
+    distances, _ = KDTree(positions).query(about(positions, _SAMPLES), k=_NEIGHBOR + 1)
     return float(np.median(distances[:, -1]))
 
 

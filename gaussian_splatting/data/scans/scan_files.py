@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gaussian_splatting.core.color_bytes import rounded_bytes
 from gaussian_splatting.data.scans.voxel_grid import VoxelGrid
-from gaussian_splatting.formats.ply import read_point_table
+from gaussian_splatting.formats.ply import columns_of, read_point_table
 from sugar_utils.errors import Notify, UserError, explained
 from sugar_utils.files import require_regular_file
 from sugar_utils.libraries import load_package
@@ -135,7 +136,7 @@ def _colors_of(values: np.ndarray, is_deep: bool) -> np.ndarray:
     if is_deep:
         colors = colors / 257
     colors = np.where(share > 0, colors, _GREY)
-    return np.rint(colors).clip(0, 255).astype(np.uint8)
+    return rounded_bytes(colors)
 
 
 def scan_system(path: Path) -> str | None:
@@ -284,11 +285,10 @@ def _las_pieces(path: Path) -> Iterator[_Piece]:
             if len(points) < min(n_left, _PIECE):
                 raise UserError(f"{path}: is truncated; copy or export the scan again")
             n_left -= len(points)
-            positions = np.stack([np.asarray(points[axis]) for axis in "xyz"], axis=1)
             colors = None
             if has_colors:
                 colors = np.stack([np.asarray(points[name]) for name in _COLOR_NAMES], axis=1)
-            yield _Piece(positions.astype(np.float64), colors)
+            yield _Piece(columns_of(points, "xyz"), colors)
 
 
 def _e57_pieces(path: Path) -> Iterator[_Piece]:
@@ -303,8 +303,7 @@ def _e57_pieces(path: Path) -> Iterator[_Piece]:
                     continue
                 has_colors = set(_E57_COLORS) <= set(header.point_fields)
                 data = file.read_scan(index, colors=has_colors, ignore_missing_fields=True)
-            axes = [data[f"cartesian{axis}"] for axis in "XYZ"]
-            positions = np.stack(axes, axis=1).astype(np.float64)
+            positions = columns_of(data, [f"cartesian{axis}" for axis in "XYZ"])
             colors = None
             if has_colors:
                 colors = np.stack([data[name] for name in _E57_COLORS], axis=1)

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from scipy.spatial import KDTree
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.core.subsets import about
+from gaussian_splatting.data.cameras import Camera, centers_of
 from gaussian_splatting.data.scans.scan_files import Scan, ToWorld, read_scan
 from gaussian_splatting.data.world_offset import offset_for
 from sugar_utils.command_text import command_text
@@ -40,7 +41,7 @@ class ScanFrame:
     @classmethod
     def of(cls, cameras: Sequence[Camera], points: np.ndarray) -> ScanFrame:
         """Return the frame of cameras and the points of their reconstruction, (P, 3)."""
-        centers = np.stack([camera.center for camera in cameras])
+        centers = centers_of(cameras)
         points = points.astype(np.float64)
         places = points if len(points) else centers
         middle = np.median(places, axis=0)
@@ -68,8 +69,7 @@ class ScanFrame:
             )
         if not len(self.points):
             return
-        step = max(1, len(self.points) // _SAMPLES)
-        gaps, _ = KDTree(scan.positions).query(self.points[::step])
+        gaps, _ = KDTree(scan.positions).query(about(self.points, _SAMPLES))
         allowed = _MAX_GAP * self.reach
         is_near = gaps <= allowed
         if is_near.mean() < _LEAST_SHARE:

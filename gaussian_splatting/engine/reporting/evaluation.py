@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.core.color_bytes import color_bytes
+from gaussian_splatting.data.cameras import Camera, LoadImage
 from gaussian_splatting.engine.training_views import is_counted
 from gaussian_splatting.losses.exposure import fit_gain_and_offset
 from gaussian_splatting.losses.photometric import DSSIM_WEIGHT, color_terms
 from gaussian_splatting.losses.ssim_reference import ssim_map_reference
 from sugar_utils.device import upload
 from sugar_utils.errors import UserError
+from sugar_utils.files import without_none
 
 MAX_PSNR = 100.0  # dB, of equal images in a score, so that means over views are numbers
 _MIN_VARIANCE = 1e-10  # of colours; below, an image has one colour
@@ -205,7 +207,7 @@ class EvaluationResult:
     def counted(self) -> dict[str, float]:
         """``psnr`` and ``ssim`` of what masks count, over the views with a mask; may be empty"""
         means = {"psnr": self.mean("counted_psnr"), "ssim": self.mean("counted_ssim")}
-        return {name: value for name, value in means.items() if value is not None}
+        return without_none(means)
 
     def mean(self, name: str) -> float | None:
         """Mean of a field of :class:`ViewScore`, over the views that have it; None without any."""
@@ -222,7 +224,7 @@ class EvaluationResult:
 def score_views(
     render: Callable[[Camera], Tensor],
     cameras: Iterable[Camera],
-    load_image: Callable[[Camera], Tensor],
+    load_image: LoadImage,
     *,
     quantise: bool = False,
     fitted: bool = False,
@@ -317,7 +319,7 @@ def to_unit(image: Tensor) -> Tensor:
 
 def to_uint8(image: Tensor) -> Tensor:
     """The image as an 8-bit file would keep it, rounded to nearest."""
-    return (to_unit(image) * 255).round().to(torch.uint8)
+    return color_bytes(to_unit(image))
 
 
 def _unit_pair(image: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.images import ImageStore, outlined
 from gaussian_splatting.engine.model import SHOWN_VALUES
 from gaussian_splatting.engine.reporting import view_findings, view_pictures
@@ -48,8 +49,7 @@ class Reporter(contextlib.AbstractContextManager):
         self._console = console
         self._scene = scene
         pictured = scene.test_cameras or scene.train_cameras
-        stride = max(1, len(pictured) // N_PICTURED_VIEWS)
-        self._pictured = list(pictured[::stride])[:N_PICTURED_VIEWS]
+        self._pictured = about(pictured, N_PICTURED_VIEWS)[:N_PICTURED_VIEWS]
         self.logger = RunLogger(tensorboard_dir, first_iteration, notify=console.warn)
         self._pictures: list[dict[str, Tensor]] = []
         self._worst: list[dict[str, Tensor]] = []
@@ -153,7 +153,7 @@ class Reporter(contextlib.AbstractContextManager):
     def _picture_worst(self, findings: view_findings.Findings, images: ImageStore) -> None:
         """Picture the photographs that fit worst, beside their renders."""
         scene = self._scene
-        cameras = {c.name: c for c in (*scene.train_cameras, *scene.test_cameras)}
+        cameras = {c.name: c for c in scene.cameras}
         self._worst.clear()
         for score in findings.worst():
             camera = cameras[score.name]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, LoadImage
 from gaussian_splatting.engine.component import Figure
 from gaussian_splatting.engine.reporting.evaluation import (
     EvaluationResult,
@@ -165,7 +165,7 @@ class Findings:
 
 
 @torch.no_grad()
-def find(stage: Stage, scene: Scene, load_image: Callable[[Camera], Tensor]) -> Findings:
+def find(stage: Stage, scene: Scene, load_image: LoadImage) -> Findings:
     """Measure a model on the held-out views of a scene, and on some training views.
 
     Renders are rounded to 8 bits, so that the figures are those of images saved and measured by
@@ -200,7 +200,7 @@ def find(stage: Stage, scene: Scene, load_image: Callable[[Camera], Tensor]) -> 
 class _Measurement:
     """Renders views, and collects what is seen in them by field of :class:`Findings`."""
 
-    def __init__(self, stage: Stage, scene: Scene, load_image: Callable[[Camera], Tensor]) -> None:
+    def __init__(self, stage: Stage, scene: Scene, load_image: LoadImage) -> None:
         self._stage = stage
         self._scene = scene
         self._load_image = load_image

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import longest_side
 from sugar_extractors.export.engines.convex_process import INPUT, OUTPUT
 from sugar_extractors.export.engines.engine_options import EngineOptions
 from sugar_extractors.export_contents import Collider, CollisionShape
@@ -93,7 +94,7 @@ def _convex_pieces(mesh: TriangleMesh, most: int) -> tuple[CollisionShape, ...]:
     }
     # The package works in a cube of its own, whose place and size cost digits of float32.
     middle = (mesh.vertices.min(axis=0) + mesh.vertices.max(axis=0)) / 2
-    size = max(float(np.ptp(mesh.vertices, axis=0).max()), 1e-12)
+    size = max(longest_side(mesh.vertices), 1e-12)
     with tempfile.TemporaryDirectory() as folder:
         places = (mesh.vertices - middle) / size
         np.savez(Path(folder) / INPUT, vertices=places, faces=mesh.faces)

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from sugar_extractors.export.usd.collision import define_collider, make_static
 from sugar_extractors.export.usd.gaussians import define_field
-from sugar_extractors.export.usd.library import load_usd, new_stage, write_error, write_package
+from sugar_extractors.export.usd.library import load_usd, new_package
 from sugar_extractors.export.usd.mesh import ROOT, define_mesh
 from sugar_extractors.export_contents import CombinedExport
 
@@ -27,23 +25,16 @@ def write_combined_usdz(export: CombinedExport) -> None:
         UserError: usd-core is not installed, or the file cannot be written.
     """
     usd = load_usd("--to usdz_both")
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            layer = Path(folder) / "scan.usdc"
-            stage = new_stage(usd, layer)
-            shape = define_mesh(usd, stage, export.mesh, Path(folder))
-            field = define_field(usd, stage, GAUSSIANS, export.cloud)
-            _set_purposes(usd, shape.GetPrim(), field)
-            if export.collider is None:
-                make_static(usd, shape.GetPrim(), usd.UsdPhysics.Tokens.none)
-            else:
-                define_collider(usd, stage, ROOT, export.collider)
-            # Asset browsers list the whole as one thing.
-            usd.Usd.ModelAPI(stage.GetDefaultPrim()).SetKind(usd.Kind.Tokens.component)
-            stage.GetRootLayer().Save()
-            write_package(usd, export.path, layer)
-    except (OSError, usd.Tf.ErrorException) as error:
-        raise write_error(usd, export.target, error) from error
+    with new_package(usd, export.path, export.target, "scan.usdc") as (stage, folder):
+        shape = define_mesh(usd, stage, export.mesh, folder)
+        field = define_field(usd, stage, GAUSSIANS, export.cloud)
+        _set_purposes(usd, shape.GetPrim(), field)
+        if export.collider is None:
+            make_static(usd, shape.GetPrim(), usd.UsdPhysics.Tokens.none)
+        else:
+            define_collider(usd, stage, ROOT, export.collider)
+        # Asset browsers list the whole as one thing.
+        usd.Usd.ModelAPI(stage.GetDefaultPrim()).SetKind(usd.Kind.Tokens.component)
 
 
 def _set_purposes(usd: ModuleType, mesh: Any, gaussians: Any) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,26 +54,44 @@ def new_stage(usd: ModuleType, layer: Path | None = None) -> Any:
     return stage
 
 
-def write_package(usd: ModuleType, path: Path, layer: Path) -> None:
-    """Pack a layer and the files that it refers to into one USDZ, complete or not at all.
+@contextlib.contextmanager
+def new_package(
+    usd: ModuleType, path: Path, target: Path, layer: str
+) -> Iterator[tuple[Any, Path]]:
+    """Write a USDZ package, complete or not at all: the body fills its stage.
+
+    Args:
+        usd: The package, by :func:`load_usd`.
+        path: The file to write.
+        target: Its name for errors.
+        layer: Name of the layer in the package.
+
+    Yields:
+        The empty stage, and the folder for the files that it refers to.
 
     Raises:
-        UserError: usd-core could not make it.
+        UserError: It cannot be written, or usd-core could not make it.
     """
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / layer
+            stage = new_stage(usd, file)
+            yield stage, Path(folder)
+            stage.GetRootLayer().Save()
+            _pack(usd, path, file)
+    except (OSError, usd.Tf.ErrorException) as error:
+        # USD lists errors as "Error in 'function' at line N in file F : 'reason'".
+        reason = str(error).split(" : ", 1)[-1].splitlines()[0].strip(" '")
+        raise UserError(
+            f"cannot write {target}: {reason}; free some space, also in {tempfile.gettempdir()}"
+        ) from error
+
+
+def _pack(usd: ModuleType, path: Path, layer: Path) -> None:
+    """Pack a layer and the files that it refers to into one USDZ, complete or not at all."""
     with atomic_path(path) as temporary:
         # The package goes by the suffix, and the temporary file has none.
         package = layer.with_name("package.usdz")
         if not usd.UsdUtils.CreateNewUsdzPackage(str(layer), str(package)):
             raise UserError(f"{path}: usd-core could not make the package; use --to glb")
         temporary.write_bytes(package.read_bytes())
-
-
-def write_error(usd: ModuleType, path: Path, error: Exception) -> UserError:
-    """Return the error for a USD file that could not be written.
-
-    USD lists errors as "Error in 'function' at line N in file F : 'reason'".
-    """
-    reason = str(error).split(" : ", 1)[-1].splitlines()[0].strip(" '")
-    return UserError(
-        f"cannot write {path}: {reason}; free some space, also in {tempfile.gettempdir()}"
-    )

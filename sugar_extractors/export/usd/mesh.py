@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from sugar_extractors.export.usd.collision import define_collider
 from sugar_extractors.export.usd.geometry import set_triangles
-from sugar_extractors.export.usd.library import load_usd, new_stage, write_error, write_package
+from sugar_extractors.export.usd.library import load_usd, new_package
 from sugar_extractors.export_contents import Collider
 from sugar_scene.mesh_files.textured_mesh_io import TexturedMesh, png_bytes
 
@@ -35,17 +34,10 @@ def write_usdz(path: Path, mesh: TexturedMesh, collider: Collider | None = None)
         collider: What it collides with; None: nothing.
     """
     usd = load_usd("--to usdz")
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            layer = Path(folder) / "mesh.usdc"
-            stage = new_stage(usd, layer)
-            define_mesh(usd, stage, mesh, Path(folder))
-            if collider is not None:
-                define_collider(usd, stage, ROOT, collider)
-            stage.GetRootLayer().Save()
-            write_package(usd, path, layer)
-    except (OSError, usd.Tf.ErrorException) as error:
-        raise write_error(usd, path, error) from error
+    with new_package(usd, path, path, "mesh.usdc") as (stage, folder):
+        define_mesh(usd, stage, mesh, folder)
+        if collider is not None:
+            define_collider(usd, stage, ROOT, collider)
 
 
 def define_mesh(usd: ModuleType, stage: Any, mesh: TexturedMesh, folder: Path) -> Any:

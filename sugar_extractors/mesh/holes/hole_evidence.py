@@ -29,6 +29,7 @@ from sugar_scene.depth_view import FusedViews
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import mesh_tensors, rasterize_triangles
+from sugar_utils.device import float32_tensor
 
 FRONT_VOXELS = 4.0  # by which a point stands before a surface: the reach of fused distances
 FRONT_PIXELS = 2  # all pixels this near to a point have to show a deeper surface: edges are blurred
@@ -55,7 +56,7 @@ class ViewEvidence:
             rims: Which of them lie on the mesh.
         """
         device = self.views.device
-        positions = torch.from_numpy(points.astype(np.float32)).to(device)
+        positions = float32_tensor(points).to(device)
         n_views = torch.zeros(len(points), dtype=torch.int64, device=device)
         for camera in self.views.cameras:
             small = camera.reduced(OVERVIEW_SIDE)

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gaussian_splatting.core.color_bytes import rounded_bytes
+from gaussian_splatting.core.subsets import is_among
 from sugar_extractors.mesh.holes.fairing import OneRing, cotangent_laplacian, membrane
 from sugar_extractors.mesh.holes.hole_shapes import (
     MIN_COVERING_VIEWS,
@@ -206,8 +208,7 @@ def _diagonals_inside(mesh: TriangleMesh, labels: np.ndarray, box: Box) -> np.nd
     """Return the diagonal of each component's bounding box at the row of its label. (V,)"""
     is_inside = box.contains(mesh.vertices)
     # What lies outside of the box altogether is measured as it is.
-    has_inside = np.zeros(mesh.n_vertices, dtype=bool)
-    has_inside[labels[is_inside]] = True
+    has_inside = is_among(mesh.n_vertices, labels[is_inside])
     counted = is_inside | ~has_inside[labels]
     return meshes.component_diagonals(mesh, labels, counted)
 
@@ -223,8 +224,7 @@ def _joined(
     """Return a mesh with the fillings of some holes, (H,) bool, whose vertices are marked."""
     n_rim = patch.n_rim
     faces = patch.mesh.faces[is_filled[patch.holes]]
-    is_used = np.zeros(patch.mesh.n_vertices, dtype=bool)
-    is_used[faces] = True
+    is_used = is_among(patch.mesh.n_vertices, faces)
     is_used[:n_rim] = False
     numbers = np.concatenate([patch.rows, np.zeros(len(is_used) - n_rim, dtype=np.int64)])
     numbers[is_used] = mesh.n_vertices + np.arange(int(is_used.sum()))
@@ -232,7 +232,7 @@ def _joined(
     if patch.mesh.n_vertices > n_rim:
         laplacian = cotangent_laplacian(patch, patch.mesh.vertices, one_ring)
         colors = membrane(laplacian, colors, n_rim)
-    colors = np.rint(np.clip(colors, 0, 255)).astype(np.uint8)
+    colors = rounded_bytes(colors)
     before = mesh.filled
     if before is None:
         before = np.zeros(mesh.n_vertices, dtype=bool)

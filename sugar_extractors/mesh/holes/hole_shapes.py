@@ -11,6 +11,7 @@ import numpy as np
 from sugar_extractors.mesh.holes.fairing import OneRing, extreme_shapes
 from sugar_extractors.mesh.holes.patches import Patch
 from sugar_extractors.mesh.holes.rim_triangulation import triangle_costs
+from sugar_scene.triangle_mesh import sides_of
 
 MIN_COVERING_VIEWS = 3  # in whose images all of a hole lies: from two sides it can be a background
 MAX_BULGE = 0.5  # height above the membrane in extents of the hole: that of a half sphere
@@ -126,9 +127,7 @@ def _levels(is_refuted: np.ndarray, patch: Patch) -> np.ndarray:
     following = np.full((n_levels + 1, n_inside), n_levels)
     for level in range(n_levels - 1, -1, -1):
         following[level] = np.where(is_refuted[level], following[level + 1], level)
-    inner_faces = patch.mesh.faces - patch.n_rim
-    starts = inner_faces.ravel()
-    ends = np.roll(inner_faces, -1, axis=1).ravel()
+    starts, ends = sides_of(patch.mesh.faces - patch.n_rim)
     is_inside = (starts >= 0) & (ends >= 0)
     starts = starts[is_inside]
     ends = ends[is_inside]

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gaussian_splatting.core.subsets import is_among
 from sugar_extractors.mesh.holes.rim_triangulation import RimEdges
 from sugar_scene.subdivision import with_split_edges
-from sugar_scene.triangle_mesh import TriangleMesh, edge_keys
+from sugar_scene.triangle_mesh import TriangleMesh, edge_keys, sides_of
 
 _LONG = 4 / 3  # edges longer than this are split, in mean edges around them
 _REFINEMENTS = 12
@@ -72,10 +73,8 @@ class Patch:
 
 def _mean_edges(mesh: TriangleMesh, rows: np.ndarray) -> np.ndarray:
     """Return the mean length of a mesh's edges at some of its vertices. (R,) -> (R,) world units"""
-    starts = mesh.faces.ravel()
-    ends = np.roll(mesh.faces, -1, axis=1).ravel()
-    is_row = np.zeros(mesh.n_vertices, dtype=bool)
-    is_row[rows] = True
+    starts, ends = sides_of(mesh.faces)
+    is_row = is_among(mesh.n_vertices, rows)
     is_counted = is_row[starts] | is_row[ends]
     starts = starts[is_counted]
     ends = ends[is_counted]
@@ -144,8 +143,7 @@ def _with_flips(
     (V, 3), (F, 3), (K,) -> (F, 3)
     """
     n_vertices = len(vertices)
-    starts = faces.ravel()
-    ends = np.roll(faces, -1, axis=1).ravel()
+    starts, ends = sides_of(faces)
     opposites = np.roll(faces, 1, axis=1).ravel()
     keys = np.minimum(starts, ends) * n_vertices + np.maximum(starts, ends)
     order = np.argsort(keys, kind="stable")
@@ -167,8 +165,7 @@ def _with_flips(
     normals_b = normals_between(vertices, last_ends, b[candidates], first_ends)
     is_flip = (normals_a * normals_b).sum(axis=1) > 0
     is_flip &= ~_contains(keys[order], new_keys) & ~_contains(forbidden, new_keys)
-    is_first = np.zeros(len(candidates), dtype=bool)
-    is_first[np.unique(new_keys, return_index=True)[1]] = True
+    is_first = is_among(len(candidates), np.unique(new_keys, return_index=True)[1])
     candidates = candidates[is_flip & is_first]
     if len(candidates) == 0:
         return None

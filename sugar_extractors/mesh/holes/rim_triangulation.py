@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sugar_scene.triangle_mesh import TriangleMesh
+from sugar_scene.triangle_mesh import TriangleMesh, sides_of
 
 _MAX_PART = 128  # edges of a loop that is triangulated at once; larger ones are divided
 _COMPACTNESS = 0.02  # weight of squared sides beside the area, for triangles that are no slivers
@@ -28,8 +28,7 @@ class RimEdges:
         for loop in loops:
             is_rim[loop] = True
         edges = cls({})
-        starts = mesh.faces
-        ends = np.roll(mesh.faces, -1, axis=1)
+        starts, ends = sides_of(mesh.faces)
         is_between = is_rim[starts] & is_rim[ends]
         pairs = zip(starts[is_between].tolist(), ends[is_between].tolist(), strict=True)
         for start, end in pairs:

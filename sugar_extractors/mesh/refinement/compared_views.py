@@ -9,7 +9,7 @@ it; the chain of these derivatives, by the weights of a triangle's corners, reac
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from torch.nn import functional
 from gaussian_splatting.data.cameras import Camera, pixel_rays
 from gaussian_splatting.data.images import dilated, sampled_at
 from sugar_extractors.mesh.refinement.window_correlation import RADIUS, Correlation, correlate
+from sugar_extractors.photographs import Photograph
 from sugar_scene.reprojection import NeighborViews, ViewPair, ordered_sum
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_scene.triangle_rasterizer import mesh_tensors, rasterize_triangles
@@ -31,9 +32,6 @@ _BEHIND = 3.0  # pixels behind the first surface at which a place is still seen
 _JUMP = 6.0  # pixels between the depths of neighbouring pixels that lie on two surfaces
 _CACHE_BYTES = 2**29
 _PIXEL_BYTES = 45  # of a view that is kept
-
-Photograph = Callable[[Camera], Tensor]
-"""Returns the colours of a view, and how much each pixel counts. (H, W, 4) in [0, 1]"""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def vertex_terms(mesh: TriangleMesh, views: ComparedViews, reduction: int) -> Ve
         reduction: How many times smaller the photographs are compared than they are.
     """
     vertices, faces = mesh_tensors(mesh, views.device)
-    largest = max(camera.width * camera.height for camera in views.cameras)
+    largest = max(camera.n_pixels for camera in views.cameras)
     n_kept = max(1 + NEIGHBORS, _CACHE_BYTES * reduction**2 // (_PIXEL_BYTES * largest))
 
     @functools.lru_cache(maxsize=n_kept)
@@ -117,7 +115,7 @@ def _view(
     image = photograph(camera).permute(2, 0, 1)
     if reduction > 1:
         camera = camera.scaled(1 / reduction)
-        image = functional.interpolate(image[None], (camera.height, camera.width), mode="area")[0]
+        image = functional.interpolate(image[None], camera.shape, mode="area")[0]
     grey = image[:3].mean(dim=0) - 0.5
     along_y, along_x = torch.gradient(grey, dim=(0, 1))
     hits = rasterize_triangles(vertices, faces, camera)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sugar_scene.triangle_mesh import TriangleMesh, border_edges
+from sugar_scene.triangle_mesh import TriangleMesh, border_edges, sides_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -27,8 +27,7 @@ def neighbor_mean(mesh: TriangleMesh) -> csr_array:
     # Here and not above: it takes a tenth of the time in which a command starts.
     from scipy.sparse import csr_array
 
-    starts = mesh.faces.ravel()
-    ends = np.roll(mesh.faces, -1, axis=1).ravel()
+    starts, ends = sides_of(mesh.faces)
     rows = np.concatenate([starts, ends])
     columns = np.concatenate([ends, starts])
     shape = (mesh.n_vertices, mesh.n_vertices)

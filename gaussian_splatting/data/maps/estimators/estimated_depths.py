@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gaussian_splatting.data import images
-from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.cameras import Camera, reduced_size
 from gaussian_splatting.data.maps.estimators.depth_anything import DEPTH_ANYTHING
 from gaussian_splatting.data.maps.estimators.estimator import Estimate, Estimator, Photograph
 from gaussian_splatting.data.maps.estimators.metric3d import METRIC3D
@@ -101,9 +101,7 @@ def _load(estimator: Estimator, name: str, device: torch.device) -> Estimate:
 
 def _estimate(estimate: Estimate, estimator: Estimator, camera: Camera) -> np.ndarray:
     """Estimate the depth of a photograph as it was taken. (h, w) float32"""
-    scale = min(1.0, MAX_SIDE / max(camera.width, camera.height))
-    width = max(1, round(camera.width * scale))
-    height = max(1, round(camera.height * scale))
+    width, height = reduced_size(*camera.size, MAX_SIDE)
     path = camera.source_path or camera.image_file
     pixels = images.decode_image(path, width, height)
     focal = camera.fx * width / camera.width
