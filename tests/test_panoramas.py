@@ -160,7 +160,7 @@ def test_from_panoramas_to_a_textured_mesh_in_one_command(tmp_path):
     words = [
         *("-s", tmp_path / "room", "--output_dir", tmp_path / "output"),
         *("--photographer", TRIPOD + 1, "--mask_mode", "ignore", "--max_features", FEATURES),
-        *("--features", "sift"),
+        *("--features", "sift", "--init", "sparse"),
         *(*SHORT_PIPELINE, "--vanilla_iterations", 60_000, "--background_mesh", True),
     ]
     result = run_full(full_parser(None).parse_flags(list(map(str, words))))
