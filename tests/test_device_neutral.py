@@ -65,6 +65,8 @@ from tests.support.training import everywhere, learn
 
 EXTENT, ITERATION = 3.0, 9_100
 
+pytestmark = pytest.mark.usefixtures("small_pictures")
+
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory):

@@ -153,7 +153,7 @@ def test_the_photographer_needs_masks_that_say_nothing(room):
 
 
 @pytest.mark.slow
-def test_from_panoramas_to_a_textured_mesh_in_one_command(tmp_path):
+def test_from_panoramas_to_a_textured_mesh_in_one_command(tmp_path, small_pictures):
     """Without who carries the camera."""
     n = 4
     write_panoramas(tmp_path / "room" / "input", n, width=640, tripod=True)
