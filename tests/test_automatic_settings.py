@@ -20,7 +20,8 @@ from sugar_trainers.coarse_stage import CoarseStage
 from sugar_trainers.stage_config import MOST_SAMPLES, CoarseConfig
 from sugar_utils.flags import AUTO
 from tests.support.command_words import parse
-from tests.support.mesh_scenes import ITERATION, cameras_around, sphere_cloud, write_mesh_scene
+from tests.support.extractions import brief_extraction
+from tests.support.mesh_scenes import cameras_around, sphere_cloud, write_mesh_scene
 from tests.support.random_scenes import look_at
 from tests.support.samples import draw_samples
 from tests.support.tiny_scene import disturbed_cloud, tiny_cloud
@@ -109,17 +110,11 @@ def test_a_pixel_is_measured_in_the_nearest_view():
 @pytest.mark.slow
 def test_a_sphere_comes_back_with_what_was_chosen(tmp_path):
     made = write_mesh_scene(tmp_path, sphere_cloud(), cameras_around())
-    options = MeshOptions(
-        scene_path=made.root,
-        checkpoint_path=made.checkpoint,
-        iteration_to_load=ITERATION,
-        coarse_model_path=made.coarse,
-        mesh_output_dir=tmp_path / "meshes",
-        surface_levels=(0.3,),
-        decimation_targets=(3_000,),
+    options = brief_extraction(
+        made,
+        tmp_path / "meshes",
         surface_points=AUTO,
         poisson=PoissonConfig(poisson_depth=AUTO),
-        meshing_backend="pycolmap",
     )
     (path,) = extract_coarse_mesh(options)
     kept = json.loads(path.with_suffix(".json").read_text())

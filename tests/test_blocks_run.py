@@ -50,6 +50,7 @@ SHORT = as_flags(
     f=300,
     force=True,
     blocks=2,
+    init="sparse",
 )
 _SILENT = Console.silent()
 

@@ -162,8 +162,8 @@ def test_photographs_from_the_inside_are_judged_by_where_they_look():
 @pytest.mark.slow
 @pytest.mark.parametrize(("gloss", "expected"), [(0.0, set()), (0.5, {"reflections or movement"})])
 def test_converting_tells_of_a_surface_that_mirrors(tmp_path, gloss, expected):
-    glossy_sphere.write_photographs(tmp_path / "input", gloss)
-    done = convert(ConvertOptions(tmp_path, sfm=SfmOptions(max_features=1500, features="sift")))
+    glossy_sphere.write_photographs(tmp_path / "input", gloss, n=20)
+    done = convert(ConvertOptions(tmp_path, sfm=SfmOptions(max_features=700, features="sift")))
     told = json.loads((tmp_path / "distorted" / "outcome.json").read_text(encoding="utf-8"))
     assert {found["what"] for found in told["findings"]} == expected
     page = done.page.read_text(encoding="utf-8")

@@ -111,9 +111,9 @@ from sugar_pipeline import command_line
 from sugar_pipeline.demo import demo_scene
 
 make = demo_scene.make_demo_scene
-demo_scene.make_demo_scene = functools.partial(make, n_views=16, width=80, height=60)
-demo_scene.VANILLA_ITERATIONS = 300
-demo_scene.FLAGS = demo_scene.FLAGS.replace("0.025", "0.008")
+demo_scene.make_demo_scene = functools.partial(make, n_views=10, width=64, height=48)
+demo_scene.VANILLA_ITERATIONS = 100
+demo_scene.FLAGS = demo_scene.FLAGS.replace("0.025", "0.004")
 sys.argv = ["sugar", "demo", "--stop_after", "mesh", "--force", "True"]
 sys.exit(command_line.entry())
 """

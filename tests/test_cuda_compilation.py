@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -60,14 +62,6 @@ def device_modules() -> list[str]:
     return [name.removesuffix(".py").replace("/", ".") for name in sorted(names)]
 
 
-def compile_for(module, architecture, folder, *, machine_code=False) -> int:
-    """Size of the result in bytes."""
-    paths = wp.compile_aot_module(
-        module, device=None, arch=architecture, module_dir=folder, use_ptx=not machine_code
-    )
-    return sum(path.stat().st_size for path in paths)
-
-
 def resident_blocks(usage: Usage, block_dim: int) -> int:
     """Blocks that fit on a multiprocessor at once, by their registers."""
     of_thread = -(-usage.registers // REGISTER_UNIT) * REGISTER_UNIT
@@ -82,24 +76,26 @@ def test_kernels_of_the_cpu_are_the_only_ones_left_out():
     assert "gaussian_splatting.rasterization.tile_coverage" in device_modules()
 
 
-@pytest.mark.slow
-def test_the_way_back_through_blending_compiles_for_the_oldest_generation(tmp_path):
-    assert compile_for(block_kernels(6).backward.module, 75, tmp_path) > 10_000
+@pytest.fixture(scope="module")
+def usages_in(tmp_path_factory) -> Callable[[str, int], dict[str, list[Usage]]]:
+    """What the kernels of a module use on an architecture; each is compiled once."""
+
+    @cache
+    def compiled(name: str, architecture: int) -> dict[str, list[Usage]]:
+        return usages(importlib.import_module(name), architecture, tmp_path_factory.mktemp(name))
+
+    return compiled
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_kernels_of_several_sizes_compile_for_every_generation(architecture, tmp_path):
-    for capacity in (16, 32):
-        assert compile_for(_query_kernel(capacity).module, architecture, tmp_path / "query") > 1000
-    for n_channels in CHANNELS if architecture in (75, 120) else CHANNELS[-1:]:
-        kernels = block_kernels(n_channels)
-        for name in ("forward", "backward", "sum_gradient_rows"):
-            kernel = getattr(kernels, name)
-            folder = tmp_path / f"{name} {n_channels}"
-            machine_code = n_channels == CHANNELS[-1]
-            size = compile_for(kernel.module, architecture, folder, machine_code=machine_code)
-            assert size > 1000, name
+@pytest.mark.parametrize("capacity", [16, 32])
+def test_searches_of_several_sizes_compile_for_every_generation(capacity, architecture, tmp_path):
+    module = _query_kernel(capacity).module
+    paths = wp.compile_aot_module(
+        module, device=None, arch=architecture, module_dir=tmp_path, use_ptx=True
+    )
+    assert sum(path.stat().st_size for path in paths) > 1000
 
 
 @pytest.mark.parametrize("registers", [None, 64, 80, 128, 168, 255])
@@ -114,8 +110,8 @@ def test_blocks_are_small_for_few_items_and_for_many_registers(registers):
 @pytest.mark.parametrize(
     "architecture", [75, 86, *(pytest.param(n, marks=pytest.mark.slow) for n in (89, 90, 120))]
 )
-def test_sixteen_warps_of_the_backward_projection_fit_on_a_multiprocessor(architecture, tmp_path):
-    found = usages(projection_adjoint, architecture, tmp_path)["project_backward"]
+def test_sixteen_warps_of_the_backward_projection_fit_on_a_multiprocessor(architecture, usages_in):
+    found = usages_in(projection_adjoint.__name__, architecture)["project_backward"]
     assert len(found) == len(PROJECT_BACKWARD)
     for kernel, usage in zip(PROJECT_BACKWARD.values(), found, strict=True):
         block_dim = block_dim_of(kernel, MANY)
@@ -127,9 +123,9 @@ def test_sixteen_warps_of_the_backward_projection_fit_on_a_multiprocessor(archit
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_all_kernels_compile_and_none_leaves_most_of_a_multiprocessor_idle(architecture, tmp_path):
-    for number, name in enumerate(device_modules()):
-        found = usages(importlib.import_module(name), architecture, tmp_path / str(number))
+def test_all_kernels_compile_and_none_leaves_most_of_a_multiprocessor_idle(architecture, usages_in):
+    for name in device_modules():
+        found = usages_in(name, architecture)
         assert found, name
         for kernel, overloads in found.items():
             for usage in overloads:
@@ -139,7 +135,7 @@ def test_all_kernels_compile_and_none_leaves_most_of_a_multiprocessor_idle(archi
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("n_channels", CHANNELS)
-def test_blending_keeps_little_in_memory(architecture, n_channels, tmp_path):
+def test_blending_compiles_and_keeps_little_in_memory(architecture, n_channels, tmp_path):
     kernels = block_kernels(n_channels)
     for name in ("forward", "backward", "sum_gradient_rows"):
         kernel = getattr(kernels, name)

@@ -25,7 +25,6 @@ from gaussian_splatting.rasterization.compute import Compute
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
@@ -40,7 +39,7 @@ from sugar_trainers.stage_config import CoarseConfig, CoarseSchedule, MultiviewC
 from sugar_trainers.view_comparison import ComparisonRule, ViewComparer
 from sugar_utils.device import DeviceChoice, upload
 from sugar_utils.files import read_json
-from tests.support.mesh_scenes import ITERATION as MESH_ITERATION
+from tests.support.extractions import brief_extraction
 from tests.support.mesh_scenes import cameras_around, icosahedron, sphere_cloud, write_mesh_scene
 from tests.support.pretend_device import (
     FACTORIES,
@@ -65,6 +64,8 @@ from tests.support.tiny_scene import (
 from tests.support.training import everywhere, learn
 
 EXTENT, ITERATION = 3.0, 9_100
+
+pytestmark = pytest.mark.usefixtures("small_pictures")
 
 
 @pytest.fixture(scope="module")
@@ -250,15 +251,10 @@ def mesh_scene(tmp_path_factory):
 def test_meshes_are_extracted_on_the_device(extra, mesh_scene, tmp_path):
     meshes = []
     for device in (HOST, GPU):
-        options = MeshOptions(
-            scene_path=mesh_scene.root,
-            checkpoint_path=mesh_scene.checkpoint,
-            iteration_to_load=MESH_ITERATION,
-            coarse_model_path=mesh_scene.coarse,
-            mesh_output_dir=tmp_path / str(device.index),
-            surface_levels=(0.3,),
+        options = brief_extraction(
+            mesh_scene,
+            tmp_path / str(device.index),
             decimation_targets=(500,),
-            meshing_backend="pycolmap",
             poisson=PoissonConfig(poisson_depth=5),
             background_mesh=False,
             compute=Compute(device),

@@ -27,7 +27,7 @@ from gaussian_splatting.scenes.scene import (
     load_scene,
     load_scene_for_checkpoint,
 )
-from gaussian_splatting.vanilla import vanilla_run
+from gaussian_splatting.vanilla import dense_start, vanilla_run
 from gaussian_splatting.vanilla.estimated_masks import MaskEstimation, needs_masks, render_mask
 from gaussian_splatting.vanilla.scene_masks import all_views
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
@@ -164,6 +164,8 @@ def test_estimated_masks_are_left_in_the_scene_and_edited_ones_win(capture, tmp_
 
 @pytest.mark.slow
 def test_missing_masks_are_estimated_once_and_later_stages_use_them(capture, tmp_path, monkeypatch):
+    # Nearly half of the time would be plane sweeps.
+    monkeypatch.setattr(dense_start, "MAX_VIEWS", 6)
     root = copy_scene(capture, tmp_path / "scene")
     faults(Path())["half of the masks missing"](root, [], np.random.default_rng(0))
     options = VanillaOptions(

@@ -161,7 +161,7 @@ def test_what_wrong_masks_ruin_is_a_failure(masked_capture, tmp_path, monkeypatc
     root, spoilt = copy_scene(masked_capture, tmp_path / "scene"), ["view_05.png", "view_11.png"]
     if name != "none":
         faults(Path())[name](root, spoilt, np.random.default_rng(0))
-    flags = "--eval", "--iterations", 150, "--robust", False, "--keep_views", ",".join(spoilt)
+    flags = "--eval", "--iterations", 80, "--robust", False, "--keep_views", ",".join(spoilt)
     assert run_cli(vanilla.main, "-s", root, "-m", tmp_path / "vanilla", *flags) == 0
     (record,) = (tmp_path / "vanilla").rglob("run.json")
     problem = problem_of(json.loads(record.read_text())["health"])

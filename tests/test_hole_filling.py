@@ -37,6 +37,7 @@ from sugar_scene.triangle_mesh import (
     with_vertex_normals,
     write_mesh_ply,
 )
+from tests.support.extractions import brief_extraction
 from tests.support.mesh_evidence import (
     BOX,
     UP,
@@ -46,7 +47,6 @@ from tests.support.mesh_evidence import (
     pierced,
 )
 from tests.support.mesh_scenes import (
-    ITERATION,
     mesh_of,
     sphere,
     sphere_cloud,
@@ -468,14 +468,10 @@ def views_from_the_side(root, heights, lowest=-2.0) -> MeshOptions:
     is_there = sphere_points(6_000)[:, 2] > lowest
     cloud = sphere_cloud(6_000).select(torch.from_numpy(is_there))
     scene = write_mesh_scene(root / "scene", cloud, side_cameras(heights))
-    return MeshOptions(
-        scene_path=scene.root,
-        checkpoint_path=scene.checkpoint,
-        iteration_to_load=ITERATION,
-        coarse_model_path=scene.coarse,
-        mesh_output_dir=root / "meshes",
+    return brief_extraction(
+        scene,
+        root / "meshes",
         decimation_targets=(6_000,),
-        meshing_backend="pycolmap",
         mesh_extractor="tsdf",
         background_mesh=False,
         bboxmin=(-2.0, -2.0, -2.0),

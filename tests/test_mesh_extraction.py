@@ -38,8 +38,8 @@ from sugar_scene.triangle_mesh import (
 )
 from sugar_utils.errors import UserError
 from sugar_utils.settings import parser_of
+from tests.support.extractions import brief_extraction
 from tests.support.mesh_scenes import (
-    ITERATION,
     MeshScene,
     cameras_around,
     far_wall,
@@ -70,17 +70,11 @@ def scene(tmp_path_factory) -> MeshScene:
 
 @pytest.fixture
 def options(scene, tmp_path) -> MeshOptions:
-    return MeshOptions(
-        scene_path=scene.root,
-        checkpoint_path=scene.checkpoint,
-        iteration_to_load=ITERATION,
-        coarse_model_path=scene.coarse,
-        mesh_output_dir=tmp_path / "meshes",
-        surface_levels=(0.3,),
-        decimation_targets=(3_000,),
+    return brief_extraction(
+        scene,
+        tmp_path / "meshes",
         surface_points=40_000,
         poisson=PoissonConfig(poisson_depth=6),
-        meshing_backend="pycolmap",
     )
 
 

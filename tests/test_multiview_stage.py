@@ -58,6 +58,8 @@ from tests.support.tiny_scene import (
 )
 from tests.support.training import accumulate, everywhere, learn
 
+pytestmark = pytest.mark.usefixtures("small_pictures")
+
 EXTENT = 3.3
 ITERATION = 7_001
 FOLDER = "sugarcoarse_3Dgs7000_multiview"

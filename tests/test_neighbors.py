@@ -190,10 +190,9 @@ def test_the_kernel_of_gpus_finds_the_same_bits(k, rng, monkeypatch):
         assert torch.equal(one.sq_distances, other.sq_distances)
 
 
-@pytest.mark.parametrize("architecture", [75, pytest.param(120, marks=pytest.mark.slow)])
-def test_kernels_compile_for_cuda(architecture, tmp_path):
+def test_kernels_compile_for_cuda(tmp_path):
     for target in (module, module._query_kernel(16).module):
-        wp.compile_aot_module(target, arch=architecture, module_dir=tmp_path, use_ptx=True)
+        wp.compile_aot_module(target, arch=75, module_dir=tmp_path, use_ptx=True)
     assert list(tmp_path.glob("*.ptx"))
 
 

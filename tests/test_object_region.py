@@ -21,6 +21,7 @@ from gaussian_splatting.data.observations import ViewOptions
 from gaussian_splatting.engine.runner import run_stage
 from gaussian_splatting.scenes.reference_layout import OBJECT_MASKS, load_reference_checkpoint
 from gaussian_splatting.scenes.scene import VanillaSize, load_scene, load_scene_for_checkpoint
+from gaussian_splatting.vanilla import dense_start
 from gaussian_splatting.vanilla.object_region import crossing_of, object_rows, support_plane
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_run import VanillaOptions
@@ -138,7 +139,9 @@ def options_of(root: Path, model: Path, masks: str, iterations: int) -> VanillaO
 
 
 @pytest.mark.slow
-def test_masks_are_made_once_and_later_stages_use_them(tmp_path):
+def test_masks_are_made_once_and_later_stages_use_them(tmp_path, monkeypatch):
+    # Nearly half of the time would be plane sweeps.
+    monkeypatch.setattr(dense_start, "MAX_VIEWS", 12)
     root, masked = scene_without_masks(tmp_path), tmp_path / "observed"
     options = options_of(root, tmp_path / "model", "auto", 80)
     asked = options.mask_options

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,8 @@ from gaussian_splatting.train import main as train_vanilla
 from sugar_trainers.coarse_stage import CoarseStage
 from sugar_utils.memory import out_of_memory
 from tests.support.brief_runs import brief_coarse
-from tests.support.tiny_scene import REPOSITORY, finish, load_pt, make_tiny_scene, run_cli
+from tests.support.tiny_scene import finish, load_pt, make_tiny_scene, run_cli
+from tests.support.warm_processes import WarmProcess
 
 ERRORS = (
     torch.OutOfMemoryError("CUDA out of memory"),
@@ -151,17 +151,12 @@ sys.exit(run_main(train.main))
 def test_under_a_real_limit_training_degrades_and_finishes(tmp_path):
     scene = make_tiny_scene(tmp_path / "scene", n_views=3, zoom=24)
 
+    script = tmp_path / "limited.py"
+    script.write_text(LIMITED, encoding="utf-8")
+
     def train_with(mib: int, output: Path) -> tuple[int, str, str]:
         flags = ["-s", scene.root, "-m", output, "--iterations", 4, mib]
-        return finish(
-            subprocess.Popen(
-                [sys.executable, "-c", LIMITED, *map(str, flags)],
-                cwd=REPOSITORY,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        return finish(WarmProcess(str(script), [str(flag) for flag in flags]))
 
     code, plenty, err = train_with(4096, tmp_path / "plenty")
     assert code == 0, err

@@ -123,12 +123,14 @@ def test_a_scale_by_a_photograph_that_got_no_place_is_refused_before_training(tm
 
 
 @pytest.mark.slow
-def test_from_photographs_to_gaussians_on_a_surface_in_one_command(tmp_path, capsys):
+def test_from_photographs_to_gaussians_on_a_surface_in_one_command(
+    tmp_path, capsys, small_pictures
+):
     write_photographs(tmp_path / "room" / "images", 7)
     words = [
         *("-s", tmp_path / "room", "--output_dir", tmp_path / "output", "--stop_after", "coarse"),
         *("--extraction_size", WIDTH, "--max_features", 1000),
-        *(*SHORT_PIPELINE, "--vanilla_iterations", 60_000),
+        *(*SHORT_PIPELINE, "--vanilla_iterations", 60_000, "--init", "sparse"),
     ]
     flags = full_flags(*words)
     result = run_full(flags)

@@ -123,8 +123,8 @@ def test_captures_by_hand_are_no_turntables(name, tmp_path, scenes_dir):
 
 @pytest.mark.slow
 def test_poses_come_from_the_object_alone(tmp_path):
-    known = turntables.write_turntable(tmp_path / "input", 30, [35.0])
-    convert(ConvertOptions(tmp_path, sfm=SfmOptions(max_features=1_500, features="sift")))
+    known = turntables.write_turntable(tmp_path / "input", 20, [35.0])
+    convert(ConvertOptions(tmp_path, sfm=SfmOptions(max_features=1_000, features="sift")))
     scene = load_scene(tmp_path, size_rule=SugarSize(), eval_split=False, masks=MaskOptions())
     found = {camera.name: camera for camera in scene.train_cameras}
     assert len(found) == len(known)

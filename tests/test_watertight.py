@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
-from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_scene.triangle_mesh import (
@@ -21,8 +20,8 @@ from sugar_scene.triangle_mesh import (
     topology,
     with_holes_filled,
 )
+from tests.support.extractions import brief_extraction
 from tests.support.mesh_scenes import (
-    ITERATION,
     cameras_around,
     icosahedron,
     sphere_cloud,
@@ -48,17 +47,11 @@ def outward(mesh: TriangleMesh) -> TriangleMesh:
 def test_a_watertight_mesh_is_closed_where_nobody_looked(tmp_path, extractor):
     above = [camera for camera in cameras_around() if camera.center[2] > 0]
     made = write_mesh_scene(tmp_path / "scene", sphere_cloud(), above)
-    asked = MeshOptions(
-        scene_path=made.root,
-        checkpoint_path=made.checkpoint,
-        iteration_to_load=ITERATION,
-        coarse_model_path=made.coarse,
-        mesh_output_dir=tmp_path / "meshes",
-        surface_levels=(0.3,),
-        decimation_targets=(3_000,),
+    asked = brief_extraction(
+        made,
+        tmp_path / "meshes",
         surface_points=20_000,
         poisson=PoissonConfig(poisson_depth=5),
-        meshing_backend="pycolmap",
         mesh_extractor=extractor,
         background_mesh=False,
         tsdf=TsdfConfig(tsdf_voxel_size=0.06),

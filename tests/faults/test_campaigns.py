@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A share of what the campaigns of ``benchmarks/robustness/`` can do, at every change.
 
-In processes of their own: children that are forked warm need a process without threads or a GPU.
+In a process of their own: children that are forked warm need one without threads or a GPU.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 
@@ -21,30 +22,64 @@ pytestmark = [
 ]
 
 
-def run(script: str, tmp_path: Path, *flags: object) -> tuple[str, list[dict]]:
-    """Run a campaign; return its output and its results."""
-    record = tmp_path / "results.json"
-    command = [
-        sys.executable,
-        REPOSITORY / "benchmarks" / "robustness" / script,
-        # The other core has tests of its own.
-        *("--jobs", 1, "--json", record),
-        *flags,
-    ]
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, cwd=REPOSITORY
-    )
-    assert record.is_file(), done.stderr
-    results = json.loads(record.read_text(encoding="utf-8"))["results"]
-    faults = done.stdout if done.returncode else ""
-    assert faults == "", faults
-    return done.stdout, results
+PROGRAM = """
+import json, sys
+from contextlib import redirect_stdout
+from importlib import import_module
+
+for script, words, output, code_file in json.loads(sys.argv[1]):
+    sys.argv = [script, *words]
+    with open(output, "w") as file, redirect_stdout(file):
+        code = import_module(f"benchmarks.robustness.{script}").main()
+    with open(code_file, "w") as file:
+        file.write(str(code))
+"""
+"""Campaigns one after the other: what children need is loaded once."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A campaign that was run: what it printed, and its results."""
+
+    output: str
+    results: list[dict]
+
+
+CAMPAIGNS: dict[str, tuple[str, tuple[object, ...]]] = {
+    "one case": ("readers", ("--case", 9)),
+    "every reader": ("readers", ("--cases", 74)),
+    "every kind of input": ("fuzz", ("--cases", 60)),
+    "every scenario": ("faults", ("--cases", 21)),
+}
+"""Scripts and flags: two cases of every reader and kind, one disturbance of every scenario."""
 
 
 @pytest.fixture(scope="module")
-def read(tmp_path_factory) -> list[dict]:
-    """Two cases of every reader."""
-    return run("readers.py", tmp_path_factory.mktemp("read"), "--cases", 74, "--seed", 20)[1]
+def campaigns(tmp_path_factory) -> dict[str, Campaign]:
+    """All campaigns by name; none found a fault."""
+    root = tmp_path_factory.mktemp("campaigns")
+    orders = []
+    for name, (script, flags) in CAMPAIGNS.items():
+        # The other core has tests of its own.
+        words = [*flags, "--jobs", 1, "--seed", 20, "--json", root / f"{name}.json"]
+        files = [str(root / f"{name}.{suffix}") for suffix in ("txt", "code")]
+        orders.append([script, [str(word) for word in words], *files])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(orders)],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        # A forked child must find no threads of a GPU driver or of a thread pool.
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for name in CAMPAIGNS:
+        output = (root / f"{name}.txt").read_text(encoding="utf-8")
+        assert (root / f"{name}.code").read_text() == "0", output
+        record = json.loads((root / f"{name}.json").read_text(encoding="utf-8"))
+        found[name] = Campaign(output, record["results"])
+    return found
 
 
 def count_ends(results: list[dict], end: str) -> int:
@@ -54,29 +89,29 @@ def count_ends(results: list[dict], end: str) -> int:
 # Neither a harness that breaks nothing nor one that breaks everything tells anything.
 
 
-def test_malformed_input_is_refused_in_one_line_or_does_no_harm(tmp_path):
-    """Two cases of every kind."""
-    _, results = run("fuzz.py", tmp_path, "--cases", 60, "--seed", 20)
+def test_malformed_input_is_refused_in_one_line_or_does_no_harm(campaigns):
+    results = campaigns["every kind of input"].results
     assert len(results) == 60
     assert count_ends(results, "refused") > 20
     assert count_ends(results, "accepted") > 10
 
 
-def test_damaged_files_are_refused_or_read_as_finite_numbers(read):
+def test_damaged_files_are_refused_or_read_as_finite_numbers(campaigns):
+    read = campaigns["every reader"].results
     assert len(read) == 74
     assert count_ends(read, "refused") > 20
     assert count_ends(read, "accepted") > 30
 
 
-def test_a_case_repeats_itself(read, tmp_path):
-    said, (again,) = run("readers.py", tmp_path, "--case", 9, "--seed", 20)
-    (first,) = (result for result in read if result["case"] == 9)
+def test_a_case_repeats_itself(campaigns):
+    alone = campaigns["one case"]
+    (first,) = alone.results
+    (again,) = (result for result in campaigns["every reader"].results if result["case"] == 9)
     assert all(first[key] == again[key] for key in ("what", "end", "faults"))
-    assert "exit code" in said
+    assert "exit code" in alone.output
 
 
-def test_a_disturbed_run_done_again_ends_with_the_same_bytes(tmp_path):
-    """One disturbance of every scenario."""
-    _, results = run("faults.py", tmp_path, "--cases", 21, "--seed", 20)
+def test_a_disturbed_run_done_again_ends_with_the_same_bytes(campaigns):
+    results = campaigns["every scenario"].results
     assert len(results) == 21
     assert sum(result["end"] != "accepted" for result in results) > 3

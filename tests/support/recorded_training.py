@@ -42,7 +42,7 @@ from tests.support.step_scenes import (
 )
 from tests.support.training import parameters_and_moments
 
-CASE = Case("recorded passes", 300, 48, 36, 1, radius=6.0)
+CASE = Case("recorded passes", 150, 48, 36, 1, radius=6.0)
 EXTENT = 5.0
 FIRST = 592  # a round of densification follows iteration 600
 STEPS = 16
