@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.mesh.fusion.tsdf import TsdfConfig
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import (
     HOLE_SHARE,
@@ -21,7 +22,6 @@ from sugar_extractors.mesh.holes.hole_filling import (
 )
 from sugar_extractors.mesh.holes.hole_shapes import MIN_COVERING_VIEWS, Judgement, Rims
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_scene.regions import Box, Region, SharedPlane
 from sugar_scene.subdivision import with_split_faces
 from sugar_scene.triangle_mesh import (

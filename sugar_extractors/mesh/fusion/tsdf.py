@@ -20,9 +20,9 @@ from torch import Tensor
 
 from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera
-from sugar_extractors.mesh.fused_distances import BLOCK, FusedDistances
-from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, SparseField, extract_surface
-from sugar_extractors.mesh.observed_region import ObservedRegion
+from sugar_extractors.mesh.fusion.fused_distances import BLOCK, FusedDistances
+from sugar_extractors.mesh.fusion.marching_cubes import EMPTY_MESH, SparseField, extract_surface
+from sugar_extractors.mesh.fusion.observed_region import ObservedRegion
 from sugar_scene import triangle_mesh
 from sugar_scene.depth_view import DepthView, Renderer
 from sugar_scene.regions import WHOLE, Box, Region
