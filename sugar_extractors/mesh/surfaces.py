@@ -327,7 +327,7 @@ def _fused(loaded: Loaded, render: Renderer, box: Box, excluded: Box | None) -> 
         gaussians = loaded.cloud.detached().activate()
         fused = TetrahedraFusion(fusion, gaussians, excluded).surface(region)
     else:
-        fused = fusion.surface(region)
+        fused = fusion.surface(region, excluded)
     # Masks show where an object ends.
     if region is None or views.hull is not None:
         return fused
