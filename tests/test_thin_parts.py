@@ -61,7 +61,7 @@ def finer_cubes(render) -> ThinParts:
 
 
 def test_rows_of_corners_are_those_of_their_blocks():
-    table = torch.tensor([[[0], [-1]], [[2], [1]]], dtype=torch.int32)
+    table = torch.tensor([[[0], [-1]], [[1], [2]]], dtype=torch.int32)
     n = 3 * BLOCK**3
     field = SparseField(
         (0.0, 0.0, 0.0), 0.5, table, torch.zeros(n), torch.ones(n), torch.ones(n, 3)
@@ -69,7 +69,9 @@ def test_rows_of_corners_are_those_of_their_blocks():
     for x, y, z in [(0, 0, 0), (7, 7, 7), (8, 0, 3), (15, 15, 1), (9, 8, 0)]:
         number = int(table[x // BLOCK, y // BLOCK, z // BLOCK])
         row = number * BLOCK**3 + (x % BLOCK * BLOCK + y % BLOCK) * BLOCK + z % BLOCK
-        assert int(field.rows_of(torch.tensor([[x, y, z]]))) == row
+        rows = field.rows_of(torch.tensor([[x, y, z]]))
+        assert rows.tolist() == [row]
+        assert field.positions(rows).tolist() == [[x / 2, y / 2, z / 2]]
     missing = torch.tensor([[0, 8, 0], [-1, 0, 0], [16, 0, 0], [0, 0, 8]])
     assert (field.rows_of(missing) == -1).all()
     points = torch.tensor([[0.3, 0.1, 3.9]])

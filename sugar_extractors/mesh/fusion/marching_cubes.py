@@ -69,6 +69,16 @@ class SparseField:
         offsets = (x * side + y) * side + z
         return torch.where(numbers >= 0, numbers * side**3 + offsets, -1)
 
+    def positions(self, rows: Tensor) -> Tensor:
+        """Return where corners in some stored rows lie. (R,) -> (R, 3) float64 world units"""
+        side = self.side
+        # Blocks are numbered in the order of their places.
+        blocks = (self.table >= 0).nonzero()[rows.div(side**3, rounding_mode="floor")]
+        shape = (side, side, side)
+        offsets = torch.stack(torch.unravel_index(rows.remainder(side**3), shape), dim=1)
+        corners = (blocks * side + offsets).double()
+        return corners * self.voxel + corners.new_tensor(self.origin)
+
 
 class _Cells(NamedTuple):
     """Cells of the grid that the surface crosses."""

@@ -3,7 +3,7 @@
 
 Where a part is thinner than a few voxels, distances to both of its sides share voxels: the surface
 has gaps there, and pieces that are too small to stay. But several views show depth that lies far
-from the surface. Around such places the views are fused again, with voxels of a pixel. What comes
+from the surface. Around such places the views are fused again, with smaller voxels. What comes
 replaces the surface only where it is thin: elsewhere it was noise of the depth.
 """
 
@@ -25,9 +25,11 @@ from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh, vertex_normals
 from sugar_utils.console import Console
 
-MIN_VIEWS = 3  # that show a lost place
-_MIN_PLACES = 4  # lost places, or thin vertices of the surface, in a cube that is fused again
-_THICKNESS = 9.0  # of parts that are thin, in the smaller voxels
+FINER = 2.0  # times so much smaller are their voxels
+MIN_VIEWS = 8  # that show a lost place
+_MIN_PLACES = 2  # lost places, or thin vertices of the surface, in a cube that is fused again
+_REACH = 2  # cubes beyond those of lost places that are tried
+_THICKNESS = 12.0  # of parts that are thin, in the smaller voxels
 _OPPOSED = -0.3  # cosine between the normals of two sides of a part, at most
 _MIN_THIN = 0.5  # share of the vertices in a cube, for the cube to replace the surface
 _ALL_NEIGHBORS = np.ones((3, 3, 3), dtype=bool)
@@ -51,17 +53,15 @@ def lost_places(
         rows = field.rows_of(nearest + step)
         is_beside_surface[rows[rows >= 0]] = True
     n_views = torch.zeros(n, dtype=torch.int16, device=device)
-    corners = torch.empty((n, 3), dtype=torch.int32, device=device)
     for view in views:
         shown = view()
         is_known = shown.depth.flatten() > 0
-        nearest = field.nearest_corners(shown.world_points(shown.depth)[is_known])
-        rows = field.rows_of(nearest)
-        is_lost = (rows >= 0) & ~is_beside_surface[rows]
-        corners[rows[is_lost]] = nearest[is_lost].int()
-        n_views[rows[is_lost].unique()] += 1
-    lost = corners[n_views >= MIN_VIEWS].cpu().numpy()
-    return lost * field.voxel + np.array(field.origin)
+        points = shown.world_points(shown.depth)[is_known]
+        rows = field.rows_of(field.nearest_corners(points))
+        rows = rows[rows >= 0]
+        n_views[rows[~is_beside_surface[rows]].unique()] += 1
+    lost = (n_views >= MIN_VIEWS).nonzero().flatten()
+    return field.positions(lost).cpu().numpy()
 
 
 def thin_vertices(mesh: TriangleMesh, thickness: float) -> np.ndarray:
@@ -123,14 +123,17 @@ class ThinParts:
         around = np.asarray(binary_dilation(is_candidate, _ALL_NEIGHBORS), dtype=bool)
         has_thin_parts = self._counts(mesh.vertices[is_thin]) >= _MIN_PLACES
         connected = binary_propagation(around, _ALL_NEIGHBORS, around | has_thin_parts)
-        return binary_dilation(connected, _ALL_NEIGHBORS)
+        return binary_dilation(connected, _ALL_NEIGHBORS, iterations=_REACH)
 
     def _surface_in(self, tried: np.ndarray) -> TriangleMesh:
         """Return the surface of smaller voxels in some cubes."""
         from scipy.ndimage import binary_dilation
 
+        reached = torch.zeros(self.shape, dtype=torch.bool, device=self.device)
+        for view in self.views:
+            self.cubes.mark(view(), reached)
         # Voxels at the border of a cube have corners in the next one.
-        reached = torch.from_numpy(binary_dilation(tried, _ALL_NEIGHBORS)).to(self.device)
+        reached &= torch.from_numpy(binary_dilation(tried, _ALL_NEIGHBORS)).to(self.device)
         with torch.no_grad():
             field = self.cubes.averaged(self.views, reached, self.console, "thin parts")
         return extract_surface(field)

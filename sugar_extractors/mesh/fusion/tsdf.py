@@ -24,7 +24,7 @@ from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes
 from sugar_extractors.mesh.fusion.fused_distances import BLOCK
 from sugar_extractors.mesh.fusion.marching_cubes import EMPTY_MESH, SparseField, extract_surface
 from sugar_extractors.mesh.fusion.observed_region import ObservedRegion
-from sugar_extractors.mesh.fusion.thin_parts import ThinParts, lost_places
+from sugar_extractors.mesh.fusion.thin_parts import FINER, ThinParts, lost_places
 from sugar_scene import triangle_mesh
 from sugar_scene.depth_view import DepthView, Renderer
 from sugar_scene.regions import WHOLE, Box, Region
@@ -135,37 +135,41 @@ class Fusion:
         mesh = extract_surface(field)
         if region is not None and mesh.n_faces:
             mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
-        min_diagonal = config.min_diagonal * field.voxel
-        mesh = cleaned(mesh, config, min_diagonal)
+        voxel = field.voxel
+        n_voxels = field.distances.numel()
+        mesh = cleaned(mesh, config, config.min_diagonal * voxel)
         if config.adds_thin_parts:
-            mesh = self._with_thin_parts(mesh, field, region, excluded)
-            mesh = triangle_mesh.without_small_components(mesh, config.min_component, min_diagonal)
-        return FusedRegion(mesh, field.voxel, field.distances.numel())
+            with torch.no_grad():
+                lost = lost_places(mesh, field, self._views())
+            # The memory of large voxels is for smaller ones now.
+            del field
+            mesh = self._with_thin_parts(mesh, voxel, self._searched(lost, region, excluded))
+        return FusedRegion(mesh, voxel, n_voxels)
 
-    def _with_thin_parts(
-        self,
-        mesh: TriangleMesh,
-        field: SparseField,
-        region: ObservedRegion | None,
-        excluded: Box | None,
-    ) -> TriangleMesh:
-        """Return the surface of a field with the parts that are too thin for its voxels."""
-        with torch.no_grad():
-            lost = lost_places(mesh, field, self._views())
-        lost = lost[self.box.contains(lost)]
+    def _searched(
+        self, places: np.ndarray, region: ObservedRegion | None, excluded: Box | None
+    ) -> np.ndarray:
+        """Return the places of thin parts that belong to this surface. (L, 3) -> (M, 3)"""
+        is_searched = self.box.contains(places)
         if region is not None:
-            lost = lost[region.without_margin().contains(lost)]
+            is_searched &= region.without_margin().contains(places)
         if excluded is not None:
-            lost = lost[~excluded.contains(lost)]
-        voxel = field.voxel / self.config.pixels_per_voxel
+            is_searched &= ~excluded.contains(places)
+        return places[is_searched]
+
+    def _with_thin_parts(self, mesh: TriangleMesh, voxel: float, lost: np.ndarray) -> TriangleMesh:
+        """Return a surface with the parts that are too thin for its voxels."""
         parts = ThinParts(
-            cubes=self._cubes(voxel),
-            shape=self._n_cubes(voxel),
+            cubes=self._cubes(voxel / FINER),
+            shape=self._n_cubes(voxel / FINER),
             views=self._views(),
-            device=field.distances.device,
+            device=self.render(self.cameras[0]).depth.device,
             console=self.console,
         )
-        return parts.added_to(mesh, lost)
+        config = self.config
+        return triangle_mesh.without_small_components(
+            parts.added_to(mesh, lost), config.min_component, config.min_diagonal * voxel
+        )
 
     def automatic_voxel(self) -> float | None:
         """Return the side of a voxel in world units; None where no depth is in the box."""
