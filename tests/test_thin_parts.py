@@ -46,8 +46,8 @@ def ellipsoid(half_axes, n: int = 40) -> TriangleMesh:
     return TriangleMesh(vertices, faces, np.zeros(vertices.shape, np.uint8))
 
 
-def fusion_of(render, depth: str = "plane") -> Fusion:
-    config = TsdfConfig(tsdf_voxel_size=VOXEL, min_component=10, tsdf_depth=depth)
+def fusion_of(render) -> Fusion:
+    config = TsdfConfig(tsdf_voxel_size=VOXEL, min_component=10)
     return Fusion(render, cameras_around(24), BOX, config, Console())
 
 
@@ -99,19 +99,29 @@ def covered_share(mesh: TriangleMesh) -> float:
     return len(np.unique(np.floor(middles[:, 2] / PIXEL))) * PIXEL / LENGTH
 
 
-def test_a_rod_of_two_pixels_is_there_with_planes():
-    mesh = fusion_of(rod_before_a_wall).surface().mesh
+def test_a_rod_of_two_pixels_is_there_if_asked_for():
+    fusion = fusion_of(rod_before_a_wall)
+    assert covered_share(fusion.surface().mesh) < 0.5
+    mesh = fusion.surface(thin_parts=True).mesh
     assert covered_share(mesh) > 0.9
     assert np.linalg.norm(mesh.vertices[:, :2], axis=1).max() < 1.2 * PIXEL
-    # Blended depth is too noisy to tell.
-    assert covered_share(fusion_of(rod_before_a_wall, "blended").surface().mesh) < 0.5
-    excluded = fusion_of(rod_before_a_wall).surface(excluded=BOX)
-    assert covered_share(excluded.mesh) < 0.5
+
+
+def test_only_depth_of_planes_is_exact_enough():
+    assert TsdfConfig(tsdf_depth="plane").adds_thin_parts
+    assert not TsdfConfig().adds_thin_parts
+
+
+def test_a_box_without_depth_has_no_thin_parts():
+    config = TsdfConfig(tsdf_voxel_size=VOXEL, tsdf_depth="plane")
+    empty = Box.cube(np.array([0.0, 0.0, 50.0]), 0.5)
+    fusion = Fusion(rod_before_a_wall, cameras_around(9), empty, config, Console())
+    assert fusion.surface(thin_parts=True).mesh.n_faces == 0
 
 
 def test_nothing_is_lost_of_a_surface_that_is_whole():
     fusion = fusion_of(ellipsoid_view)
-    mesh = fusion_of(ellipsoid_view, "blended").surface().mesh
+    mesh = fusion_of(ellipsoid_view).surface().mesh
     views = [partial(ellipsoid_view, camera) for camera in fusion.cameras]
     cubes = FusedCubes(BOX.low, VOXEL, 4 * VOXEL)
     reached = torch.ones((6, 6, 6), dtype=torch.bool)
@@ -125,7 +135,7 @@ def test_nothing_is_lost_of_a_surface_that_is_whole():
 
 
 def test_what_is_thick_stays_as_it_is():
-    mesh = fusion_of(ellipsoid_view, "blended").surface().mesh
+    mesh = fusion_of(ellipsoid_view).surface().mesh
     same = finer_cubes(ellipsoid_view).added_to(mesh, mesh.vertices)
     assert np.array_equal(same.vertices, mesh.vertices)
     assert np.array_equal(same.faces, mesh.faces)

@@ -327,7 +327,9 @@ def _fused(loaded: Loaded, render: Renderer, box: Box, excluded: Box | None) -> 
         gaussians = loaded.cloud.detached().activate()
         fused = TetrahedraFusion(fusion, gaussians, excluded).surface(region)
     else:
-        fused = fusion.surface(region, excluded)
+        # The grid of the background is too large for smaller voxels.
+        thin_parts = options.tsdf.adds_thin_parts and excluded is None
+        fused = fusion.surface(region, thin_parts=thin_parts)
     # Masks show where an object ends.
     if region is None or views.hull is not None:
         return fused

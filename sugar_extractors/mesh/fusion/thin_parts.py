@@ -46,6 +46,8 @@ def lost_places(
     """
     device = field.distances.device
     n = len(field.distances)
+    if n == 0:
+        return np.zeros((0, 3))
     is_beside_surface = torch.zeros(n, dtype=torch.bool, device=device)
     nearest = field.nearest_corners(torch.from_numpy(mesh.vertices).to(device))
     steps = torch.cartesian_prod(*[torch.arange(-1, 2, device=device)] * 3)

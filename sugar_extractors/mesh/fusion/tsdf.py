@@ -40,6 +40,7 @@ PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depth
 _N_FOOTPRINT_VIEWS = 8  # views from which the size of a pixel on the surface is measured
 _COARSER = 1.25  # least factor by which voxels grow where there are too many
 _MOST_VOXELS_PER_SIDE = 2048  # of the box, with automatic voxels
+_MOST_FINER_VOXELS_PER_SIDE = 2560  # those of thin parts; each cube of them takes 20 bytes
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poisson")
 
 
@@ -119,12 +120,12 @@ class Fusion:
     console: Console
 
     def surface(
-        self, region: ObservedRegion | None = None, excluded: Box | None = None
+        self, region: ObservedRegion | None = None, *, thin_parts: bool = False
     ) -> FusedRegion:
         """Fuse all views within the box and extract the surface within a region.
 
         Args:
-            excluded: Part of the box in which another mesh has the thin parts; None for none.
+            thin_parts: Whether parts too thin for the voxels are fused again.
         """
         config = self.config
         with torch.no_grad():
@@ -138,30 +139,24 @@ class Fusion:
         voxel = field.voxel
         n_voxels = field.distances.numel()
         mesh = cleaned(mesh, config, config.min_diagonal * voxel)
-        if config.adds_thin_parts:
+        if thin_parts:
             with torch.no_grad():
                 lost = lost_places(mesh, field, self._views())
             # The memory of large voxels is for smaller ones now.
             del field
-            mesh = self._with_thin_parts(mesh, voxel, self._searched(lost, region, excluded))
+            is_searched = self.box.contains(lost)
+            if region is not None:
+                is_searched &= region.without_margin().contains(lost)
+            mesh = self._with_thin_parts(mesh, voxel, lost[is_searched])
         return FusedRegion(mesh, voxel, n_voxels)
-
-    def _searched(
-        self, places: np.ndarray, region: ObservedRegion | None, excluded: Box | None
-    ) -> np.ndarray:
-        """Return the places of thin parts that belong to this surface. (L, 3) -> (M, 3)"""
-        is_searched = self.box.contains(places)
-        if region is not None:
-            is_searched &= region.without_margin().contains(places)
-        if excluded is not None:
-            is_searched &= ~excluded.contains(places)
-        return places[is_searched]
 
     def _with_thin_parts(self, mesh: TriangleMesh, voxel: float, lost: np.ndarray) -> TriangleMesh:
         """Return a surface with the parts that are too thin for its voxels."""
+        longest_side = max(np.subtract(self.box.high, self.box.low))
+        finer_voxel = max(voxel / FINER, longest_side / _MOST_FINER_VOXELS_PER_SIDE)
         parts = ThinParts(
-            cubes=self._cubes(voxel / FINER),
-            shape=self._n_cubes(voxel / FINER),
+            cubes=self._cubes(finer_voxel),
+            shape=self._n_cubes(finer_voxel),
             views=self._views(),
             device=self.render(self.cameras[0]).depth.device,
             console=self.console,
