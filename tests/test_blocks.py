@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from sugar_extractors.mesh.decimation import decimated
-from sugar_extractors.mesh.tsdf import TsdfConfig, cleaned
+from sugar_extractors.mesh.fusion.tsdf import TsdfConfig, cleaned
 from sugar_pipeline.blocks import block_depths, block_meshes
 from sugar_pipeline.blocks.block_depths import StoredView, border_weights
 from sugar_pipeline.blocks.block_plan import PLAN_FILE, Block, BlockPlan, read_plan

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gaussian_splatting.data.cameras import pixel_rays
-from sugar_extractors.mesh.tsdf import Fusion, TsdfConfig
+from sugar_extractors.mesh.fusion.tsdf import Fusion, TsdfConfig
 from sugar_scene.depth_view import DepthView
 from sugar_scene.regions import Box
 from sugar_utils.console import Console

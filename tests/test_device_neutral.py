@@ -25,8 +25,8 @@ from gaussian_splatting.rasterization.compute import Compute
 from gaussian_splatting.vanilla.vanilla_config import VanillaConfig
 from gaussian_splatting.vanilla.vanilla_stage import VanillaStage
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.mesh.fusion.tsdf import TsdfConfig
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
-from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_extractors.texture.texturing import TextureOptions, extract_textured_mesh
 from sugar_pipeline.quality.model_metrics import MetricsOptions, measure
 from sugar_scene.mesh_bound import bind_to_mesh

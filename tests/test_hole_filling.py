@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.mesh.fusion.tsdf import TsdfConfig
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import (
     HOLE_SHARE,
@@ -21,7 +22,6 @@ from sugar_extractors.mesh.holes.hole_filling import (
 )
 from sugar_extractors.mesh.holes.hole_shapes import MIN_COVERING_VIEWS, Judgement, Rims
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_scene.regions import Box, Region, SharedPlane
 from sugar_scene.subdivision import with_split_faces
 from sugar_scene.triangle_mesh import (
@@ -279,7 +279,11 @@ def test_the_size_of_a_component_is_measured_within_the_box():
     counts = fill_holes(torn, agree, is_object=False, region=Region(box)).counts
     assert counts == HoleCounts(outer_borders=1, too_large=1)
     elsewhere = Box.cube(np.full(3, 9.0), 0.2)
-    assert fill_holes(torn, agree, is_object=False, region=Region(elsewhere)).counts.filled == 1
+    # A single vertex has no size.
+    at_a_corner = Box.cube(np.zeros(3), 1e-3)
+    assert at_a_corner.contains(torn.vertices).sum() == 1
+    for box in (elsewhere, at_a_corner):
+        assert fill_holes(torn, agree, is_object=False, region=Region(box)).counts.filled == 1
 
 
 def test_the_middle_of_a_ring_is_no_hole():

@@ -16,8 +16,9 @@ import torch
 import extract_mesh
 from sugar_extractors.mesh import loading, surfaces
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.mesh.fusion.marching_cubes import SparseField, extract_surface
+from sugar_extractors.mesh.fusion.tsdf import TsdfConfig
 from sugar_extractors.mesh.level_sets import SurfaceSamples
-from sugar_extractors.mesh.marching_cubes import SparseField, extract_surface
 from sugar_extractors.mesh.mesh_config import MeshOptions, mesh_options
 from sugar_extractors.mesh.meshing_backends import (
     PoissonConfig,
@@ -26,7 +27,6 @@ from sugar_extractors.mesh.meshing_backends import (
 )
 from sugar_extractors.mesh.poisson_regions import outlier_mask, reconstruct_region
 from sugar_extractors.mesh.surface_sizes import cell_size, gaps
-from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import (
     TriangleMesh,

@@ -11,14 +11,14 @@ import torch
 
 from gaussian_splatting.data.cameras import pixel_rays
 from gaussian_splatting.data.observations import Observations
-from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.observed_region import MIN_OBSERVED as MIN_POINTS
-from sugar_extractors.mesh.observed_region import (
+from sugar_extractors.mesh.fusion.observed_region import MIN_OBSERVED as MIN_POINTS
+from sugar_extractors.mesh.fusion.observed_region import (
     MIN_OBSERVING_VIEWS,
     observed_region,
     without_bare_border,
 )
-from sugar_extractors.mesh.tsdf import PLANE_FILL, PLANE_MARGIN, Fusion, TsdfConfig
+from sugar_extractors.mesh.fusion.tsdf import PLANE_FILL, PLANE_MARGIN, Fusion, TsdfConfig
+from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_scene.depth_view import DepthView
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh, keep_vertices, topology, with_holes_filled
@@ -200,7 +200,7 @@ def test_a_surface_that_no_view_shows_stays():
 
 def test_what_the_first_views_do_not_show_the_others_judge(monkeypatch):
     """Of three views, in turns of two, only the middle one shows the ground."""
-    monkeypatch.setattr("sugar_extractors.mesh.observed_region.MAX_TEXTURE_VIEWS", 2)
+    monkeypatch.setattr("sugar_extractors.mesh.fusion.observed_region.MAX_TEXTURE_VIEWS", 2)
 
     def is_textured(places):
         return largest(places) < 1

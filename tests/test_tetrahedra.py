@@ -11,14 +11,14 @@ import pytest
 import torch
 from scipy.spatial import Delaunay, cKDTree
 
-from sugar_extractors.mesh.marching_tetrahedra import (
+from sugar_extractors.mesh.fusion.marching_tetrahedra import (
     CrossedEdges,
     PointSamples,
     crossed_edges,
     crossings,
 )
-from sugar_extractors.mesh.tetrahedra import Pairs, TetrahedraFusion, pair_corners, thinned
-from sugar_extractors.mesh.tsdf import Fusion, TsdfConfig
+from sugar_extractors.mesh.fusion.tetrahedra import Pairs, TetrahedraFusion, pair_corners, thinned
+from sugar_extractors.mesh.fusion.tsdf import Fusion, TsdfConfig
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh, doubled_area_normals, topology
 from sugar_utils.console import Console

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sugar_extractors.mesh.extraction import extract_coarse_mesh
+from sugar_extractors.mesh.fusion.tsdf import TsdfConfig
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
-from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_scene.triangle_mesh import (
     Topology,
     TriangleMesh,

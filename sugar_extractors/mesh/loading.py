@@ -18,11 +18,11 @@ from gaussian_splatting.engine.model import cloud_from_state
 from gaussian_splatting.scenes.reference_layout import ReferenceCheckpoint
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh import depth_views, level_sets, meshing_backends
+from sugar_extractors.mesh.fusion.tsdf import TsdfConfig
 from sugar_extractors.mesh.level_sets import LevelSetModel
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.mesh_steps import Extraction
 from sugar_extractors.mesh.refinement.compared_views import Photograph
-from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_extractors.results import read_state
 from sugar_scene.depth_view import FusedViews, Renderer
 from sugar_scene.regions import Box, Region

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from gaussian_splatting.engine.run_directory import RUN_FILE
 from gaussian_splatting.shared_flags import Preset, preset
+from sugar_extractors.mesh.fusion.tsdf import TsdfConfig
 from sugar_extractors.mesh.holes.hole_filling import MODES as FILLING_MODES
 from sugar_extractors.mesh.meshing_backends import BACKENDS, FUSED, PoissonConfig
-from sugar_extractors.mesh.tsdf import TsdfConfig
 from sugar_trainers.capture import CaptureOptions, model_file
 from sugar_trainers.naming import (
     COARSE_MESH_FOLDER,

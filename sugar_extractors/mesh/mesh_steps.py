@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaussian_splatting.scenes.scene import Scene
-from sugar_extractors.mesh import observed_region
+from sugar_extractors.mesh.fusion import observed_region
 from sugar_extractors.mesh.holes.hole_evidence import ViewEvidence
 from sugar_extractors.mesh.holes.hole_filling import fill_holes
 from sugar_extractors.mesh.holes.loose_pieces import without_loose_pieces

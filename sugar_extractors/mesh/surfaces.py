@@ -13,18 +13,18 @@ import torch
 
 from gaussian_splatting.core.subsets import about
 from sugar_extractors.mesh import level_sets, seams
+from sugar_extractors.mesh.fusion.observed_region import observed_region
+from sugar_extractors.mesh.fusion.tetrahedra import TetrahedraFusion
+from sugar_extractors.mesh.fusion.tsdf import FusedRegion, Fusion
 from sugar_extractors.mesh.level_sets import SurfaceSamples
 from sugar_extractors.mesh.loading import Loaded
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.mesh_steps import Extraction, Figures, without_bare_border
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
-from sugar_extractors.mesh.observed_region import observed_region
 from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
 from sugar_extractors.mesh.refinement.compared_views import ComparedViews
 from sugar_extractors.mesh.refinement.noise import error_weights, without_noise
 from sugar_extractors.mesh.refinement.photometric_refinement import REDUCTIONS, refined_mesh
-from sugar_extractors.mesh.tetrahedra import TetrahedraFusion
-from sugar_extractors.mesh.tsdf import FusedRegion, Fusion
 from sugar_scene import triangle_mesh
 from sugar_scene.depth_view import Renderer
 from sugar_scene.regions import Box
@@ -327,7 +327,9 @@ def _fused(loaded: Loaded, render: Renderer, box: Box, excluded: Box | None) -> 
         gaussians = loaded.cloud.detached().activate()
         fused = TetrahedraFusion(fusion, gaussians, excluded).surface(region)
     else:
-        fused = fusion.surface(region)
+        # The grid of the background is too large for smaller voxels.
+        thin_parts = options.tsdf.adds_thin_parts and excluded is None
+        fused = fusion.surface(region, thin_parts=thin_parts)
     # Masks show where an object ends.
     if region is None or views.hull is not None:
         return fused

@@ -20,9 +20,9 @@ from torch.nn import functional
 from gaussian_splatting.data.cameras import Camera
 from gaussian_splatting.data.images import COUNTS, decode_mask
 from gaussian_splatting.engine.model import cloud_from_state
+from sugar_extractors.mesh.fusion.observed_region import TEXTURE_PATCH
 from sugar_extractors.mesh.loading import depth_renderer
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.observed_region import TEXTURE_PATCH
 from sugar_extractors.results import read_state
 from sugar_pipeline.blocks.block_plan import Block
 from sugar_scene.depth_view import DepthView, Renderer

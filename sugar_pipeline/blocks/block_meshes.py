@@ -13,12 +13,12 @@ import torch
 from gaussian_splatting.data.cameras import Camera
 from sugar_extractors.mesh import mesh_steps
 from sugar_extractors.mesh.decimation import decimated
+from sugar_extractors.mesh.fusion.observed_region import observed_region
+from sugar_extractors.mesh.fusion.tsdf import cleaned
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.mesh_finishing import finish_mesh
 from sugar_extractors.mesh.mesh_steps import Extraction, Figures
 from sugar_extractors.mesh.meshing_backends import choose_backend
-from sugar_extractors.mesh.observed_region import observed_region
-from sugar_extractors.mesh.tsdf import cleaned
 from sugar_pipeline.blocks.block_depths import INDEX_FILE, StoredView, stored_views
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, voxel_size

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sugar_extractors.mesh.fused_distances import BLOCK
-from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, extract_surface
-from sugar_extractors.mesh.tsdf import FusedCubes, TsdfConfig
+from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes
+from sugar_extractors.mesh.fusion.fused_distances import BLOCK
+from sugar_extractors.mesh.fusion.marching_cubes import EMPTY_MESH, extract_surface
+from sugar_extractors.mesh.fusion.tsdf import TsdfConfig
 from sugar_pipeline.blocks.block_depths import StoredView
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh

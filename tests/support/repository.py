@@ -42,6 +42,7 @@ FOLDERS = (
     "sugar_maps",
     "sugar_trainers",
     "sugar_extractors",
+    "sugar_extractors/mesh/fusion",
     "sugar_extractors/mesh/holes",
     "sugar_extractors/mesh/refinement",
     "sugar_extractors/mesh",

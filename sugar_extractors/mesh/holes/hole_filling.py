@@ -207,8 +207,8 @@ def _longest_loops(
 def _diagonals_inside(mesh: TriangleMesh, labels: np.ndarray, box: Box) -> np.ndarray:
     """Return the diagonal of each component's bounding box at the row of its label. (V,)"""
     is_inside = box.contains(mesh.vertices)
-    # What lies outside of the box altogether is measured as it is.
-    has_inside = is_among(mesh.n_vertices, labels[is_inside])
+    # What lies outside of the box, but for one vertex, is measured as it is.
+    has_inside = np.bincount(labels[is_inside], minlength=mesh.n_vertices) > 1
     counted = is_inside | ~has_inside[labels]
     return meshes.component_diagonals(mesh, labels, counted)
 

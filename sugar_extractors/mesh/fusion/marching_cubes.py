@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gaussian_splatting.core.color_bytes import rounded_bytes
@@ -50,6 +51,33 @@ class SparseField:
         """Voxels along the side of a block."""
         n_blocks = max(1, int(self.table.max()) + 1)
         return round((self.distances.shape[0] / n_blocks) ** (1 / 3))
+
+    def nearest_corners(self, points: Tensor) -> Tensor:
+        """Return the corners of the whole grid next to points. (P, 3) -> (P, 3) int64"""
+        corners = (points - points.new_tensor(self.origin)) / self.voxel
+        return corners.round().long()
+
+    def rows_of(self, corners: Tensor) -> Tensor:
+        """Return the stored row of corners of the grid, -1 where none is. (..., 3) -> (...)"""
+        side = self.side
+        blocks = corners.div(side, rounding_mode="floor")
+        nearest = blocks.clamp(min=0).minimum(blocks.new_tensor(self.table.shape) - 1)
+        is_inside = (blocks == nearest).all(dim=-1)
+        x, y, z = nearest.unbind(dim=-1)
+        numbers = torch.where(is_inside, self.table[x, y, z].long(), -1)
+        x, y, z = corners.remainder(side).unbind(dim=-1)
+        offsets = (x * side + y) * side + z
+        return torch.where(numbers >= 0, numbers * side**3 + offsets, -1)
+
+    def positions(self, rows: Tensor) -> Tensor:
+        """Return where corners in some stored rows lie. (R,) -> (R, 3) float64 world units"""
+        side = self.side
+        # Blocks are numbered in the order of their places.
+        blocks = (self.table >= 0).nonzero()[rows.div(side**3, rounding_mode="floor")]
+        shape = (side, side, side)
+        offsets = torch.stack(torch.unravel_index(rows.remainder(side**3), shape), dim=1)
+        corners = (blocks * side + offsets).double()
+        return corners * self.voxel + corners.new_tensor(self.origin)
 
 
 class _Cells(NamedTuple):
@@ -101,15 +129,15 @@ def extract_surface(field: SparseField) -> TriangleMesh:
 
 def _crossed_cells(field: SparseField) -> _Cells:
     """Return the cells with corners on both sides of the surface, all of them known."""
-    table = field.table.cpu().numpy()
     distances = field.distances.cpu().numpy()
     is_known = field.weights.cpu().numpy() > 0
     side = field.side
-    blocks = np.argwhere(table >= 0)
+    blocks = (field.table >= 0).nonzero().cpu().numpy()
     chunks = [_Cells(np.zeros((0, 3), np.int64), np.zeros((0, 8), np.int64))]
     for first in range(0, len(blocks), _CHUNK_BLOCKS):
         chunk = blocks[first : first + _CHUNK_BLOCKS]
-        rows = _corner_rows(table, chunk, side)
+        corners = torch.from_numpy(_corners_of(chunk, side)).to(field.table.device)
+        rows = field.rows_of(corners).cpu().numpy()
         is_corner_known = (rows >= 0) & is_known[rows]
         is_inside = is_corner_known & (distances[rows] < 0)
         n_known = sum(
@@ -124,31 +152,19 @@ def _crossed_cells(field: SparseField) -> _Cells:
     return _Cells(*map(np.concatenate, zip(*chunks, strict=True)))
 
 
-def _corner_rows(table: np.ndarray, blocks: np.ndarray, side: int) -> np.ndarray:
-    """Return the stored row of each corner of some blocks, -1 where none is stored.
+def _corners_of(blocks: np.ndarray, side: int) -> np.ndarray:
+    """Return the corners of the cells of some blocks, in the grid.
 
-    Corners go from 0 to ``side``: the last layer belongs to the next blocks.
+    They go from 0 to ``side``: the last layer belongs to the next blocks.
 
     Args:
-        table: Number of the block at each place. (X, Y, Z)
         blocks: Places of the blocks. (B, 3)
 
     Returns:
-        (B, side + 1, side + 1, side + 1)
+        (B, side + 1, side + 1, side + 1, 3)
     """
-    range_ = np.arange(side + 1)
-    grid = np.meshgrid(range_, range_, range_, indexing="ij")
-    corners = np.stack(grid, axis=-1).reshape(-1, 3)
-    step = corners // side
-    inner = corners % side
-    offset = (inner[:, 0] * side + inner[:, 1]) * side + inner[:, 2]
-    owners = blocks[:, None] + step
-    exists = (owners < table.shape).all(axis=-1)
-    owners = np.minimum(owners, np.array(table.shape) - 1)
-    numbers = table[owners[..., 0], owners[..., 1], owners[..., 2]]
-    numbers = np.where(exists, numbers, -1).astype(np.int64)
-    rows = np.where(numbers >= 0, numbers * side**3 + offset, -1)
-    return rows.reshape(len(blocks), side + 1, side + 1, side + 1)
+    corners = np.moveaxis(np.indices((side + 1, side + 1, side + 1)), 0, -1)
+    return blocks[:, None, None, None] * side + corners
 
 
 def _corner_view(corners: np.ndarray, corner: np.ndarray, side: int) -> np.ndarray:

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera
-from sugar_extractors.mesh.fused_distances import BLOCK, FusedDistances
-from sugar_extractors.mesh.marching_cubes import EMPTY_MESH, SparseField, extract_surface
-from sugar_extractors.mesh.observed_region import ObservedRegion
+from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes
+from sugar_extractors.mesh.fusion.fused_distances import BLOCK
+from sugar_extractors.mesh.fusion.marching_cubes import EMPTY_MESH, SparseField, extract_surface
+from sugar_extractors.mesh.fusion.observed_region import ObservedRegion
+from sugar_extractors.mesh.fusion.thin_parts import FINER, ThinParts, lost_places
 from sugar_scene import triangle_mesh
 from sugar_scene.depth_view import DepthView, Renderer
 from sugar_scene.regions import WHOLE, Box, Region
@@ -38,6 +40,7 @@ PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depth
 _N_FOOTPRINT_VIEWS = 8  # views from which the size of a pixel on the surface is measured
 _COARSER = 1.25  # least factor by which voxels grow where there are too many
 _MOST_VOXELS_PER_SIDE = 2048  # of the box, with automatic voxels
+_MOST_FINER_VOXELS_PER_SIDE = 2560  # those of thin parts; each cube of them takes 20 bytes
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poisson")
 
 
@@ -87,6 +90,11 @@ class TsdfConfig:
         return PLANE_DIAGONAL if self.tsdf_depth == "plane" else math.inf
 
     @property
+    def adds_thin_parts(self) -> bool:
+        """Whether parts too thin for the voxels are fused again; blended depth is too noisy."""
+        return self.tsdf_depth == "plane"
+
+    @property
     def fill(self) -> int:
         """Edges of the largest holes that are closed before decimation; 0 for none."""
         return PLANE_FILL if self.tsdf_depth == "plane" else 0
@@ -111,8 +119,14 @@ class Fusion:
     config: TsdfConfig
     console: Console
 
-    def surface(self, region: ObservedRegion | None = None) -> FusedRegion:
-        """Fuse all views within the box and extract the surface within a region."""
+    def surface(
+        self, region: ObservedRegion | None = None, *, thin_parts: bool = False
+    ) -> FusedRegion:
+        """Fuse all views within the box and extract the surface within a region.
+
+        Args:
+            thin_parts: Whether parts too thin for the voxels are fused again.
+        """
         config = self.config
         with torch.no_grad():
             voxel = config.tsdf_voxel_size or self.automatic_voxel()
@@ -122,8 +136,35 @@ class Fusion:
         mesh = extract_surface(field)
         if region is not None and mesh.n_faces:
             mesh = triangle_mesh.keep_vertices(mesh, region.contains(mesh.vertices))
-        mesh = cleaned(mesh, config, config.min_diagonal * field.voxel)
-        return FusedRegion(mesh, field.voxel, field.distances.numel())
+        voxel = field.voxel
+        n_voxels = field.distances.numel()
+        mesh = cleaned(mesh, config, config.min_diagonal * voxel)
+        if thin_parts:
+            with torch.no_grad():
+                lost = lost_places(mesh, field, self._views())
+            # The memory of large voxels is for smaller ones now.
+            del field
+            is_searched = self.box.contains(lost)
+            if region is not None:
+                is_searched &= region.without_margin().contains(lost)
+            mesh = self._with_thin_parts(mesh, voxel, lost[is_searched])
+        return FusedRegion(mesh, voxel, n_voxels)
+
+    def _with_thin_parts(self, mesh: TriangleMesh, voxel: float, lost: np.ndarray) -> TriangleMesh:
+        """Return a surface with the parts that are too thin for its voxels."""
+        longest_side = max(np.subtract(self.box.high, self.box.low))
+        finer_voxel = max(voxel / FINER, longest_side / _MOST_FINER_VOXELS_PER_SIDE)
+        parts = ThinParts(
+            cubes=self._cubes(finer_voxel),
+            shape=self._n_cubes(finer_voxel),
+            views=self._views(),
+            device=self.render(self.cameras[0]).depth.device,
+            console=self.console,
+        )
+        config = self.config
+        return triangle_mesh.without_small_components(
+            parts.added_to(mesh, lost), config.min_component, config.min_diagonal * voxel
+        )
 
     def automatic_voxel(self) -> float | None:
         """Return the side of a voxel in world units; None where no depth is in the box."""
@@ -160,20 +201,25 @@ class Fusion:
             larger = voxel * max(_COARSER, math.sqrt(n / max_voxels))
             self.console.info(f"voxels of {voxel:.4g} would be too many; taking {larger:.4g}")
             voxel = larger
-        views = [partial(self.render, camera) for camera in self.cameras]
-        return self._cubes(voxel).averaged(views, reached, self.console)
+        return self._cubes(voxel).averaged(self._views(), reached, self.console)
+
+    def _views(self) -> list[Callable[[], DepthView]]:
+        return [partial(self.render, camera) for camera in self.cameras]
 
     def _cubes(self, voxel: float) -> FusedCubes:
         return FusedCubes(self.box.low, voxel, self.config.truncation * voxel)
 
+    def _n_cubes(self, voxel: float) -> tuple[int, int, int]:
+        """Return the cubes along the sides of the box."""
+        sides = np.subtract(self.box.high, self.box.low) / (voxel * BLOCK)
+        x, y, z = np.ceil(sides).astype(int).clip(min=1).tolist()
+        return x, y, z
+
     def _reached_blocks(self, voxel: float) -> Tensor:
         """Return which blocks of the box the depth of some view reaches. (X, Y, Z) bool"""
         cubes = self._cubes(voxel)
-        block_side = voxel * BLOCK
-        sides = np.subtract(self.box.high, self.box.low).tolist()
-        shape = [max(1, math.ceil(side / block_side)) for side in sides]
         device = self.render(self.cameras[0]).depth.device
-        reached = torch.zeros(shape, dtype=torch.bool, device=device)
+        reached = torch.zeros(self._n_cubes(voxel), dtype=torch.bool, device=device)
         with self.console.progress("blocks", 1, len(self.cameras)) as progress:
             for done, camera in enumerate(self.cameras, start=1):
                 cubes.mark(self.render(camera), reached)
@@ -197,64 +243,3 @@ def cleaned(
     if not config.fill:
         return mesh
     return triangle_mesh.with_holes_filled(mesh, config.fill, region.shared(mesh.vertices))
-
-
-@dataclass(frozen=True)
-class FusedCubes:
-    """Cubes of ``BLOCK`` voxels along each side, in which distances to views are averaged.
-
-    Places are counted from the corner of the whole grid: the same numbers, and bits, in every part
-    of it.
-    """
-
-    low: tuple[float, float, float]  # corner of cube (0, 0, 0), world units
-    voxel: float  # side of a voxel, world units
-    reach: float  # of a view before and behind its depth, world units
-    first: tuple[int, int, int] = (0, 0, 0)  # the lowest cube of the part
-
-    def mark(self, view: DepthView, reached: Tensor) -> None:
-        """Mark the cubes that the depth of a view reaches.
-
-        Args:
-            reached: Cubes from ``first`` on, (X, Y, Z) bool; changed.
-        """
-        cube_side = self.voxel * BLOCK
-        n_steps = math.ceil(2 * self.reach / (cube_side / 2)) + 1
-        is_known = view.depth.flatten() > 0
-        shape = torch.tensor(reached.shape, device=reached.device)
-        first = torch.tensor(self.first, device=reached.device)
-        for offset in torch.linspace(-self.reach, self.reach, n_steps, device="cpu").tolist():
-            points = view.world_points(view.depth + offset)[is_known]
-            cubes = (points - points.new_tensor(self.low)) / cube_side
-            cubes = cubes.floor().long() - first
-            is_inside = ((cubes >= 0) & (cubes < shape)).all(dim=1)
-            x, y, z = cubes[is_inside].unbind(1)
-            reached[x, y, z] = True
-
-    def averaged(
-        self, views: Sequence[Callable[[], DepthView]], reached: Tensor, console: Console
-    ) -> SparseField:
-        """Return the means of all views at the corners of the cubes that are reached.
-
-        Args:
-            views: Makes the depth of each view, one after the other.
-            reached: Cubes from ``first`` on. (X, Y, Z) bool
-        """
-        n = int(reached.sum()) * BLOCK**3
-        means = FusedDistances.empty(n, self.voxel, self.reach, reached.device)
-        first = torch.tensor(self.first, dtype=torch.int32, device=reached.device)
-        cubes = (reached.nonzero().int() + first).contiguous()
-        with console.progress("fusion", 1, max(1, len(views))) as progress:
-            for done, view in enumerate(views, start=1):
-                means.add_at_corners(view(), cubes, self.low)
-                progress.update(done, fields={"voxels": f"{n:,}"})
-        x, y, z = (np.array(self.low) + np.array(self.first) * (self.voxel * BLOCK)).tolist()
-        numbers = reached.flatten().cumsum(0).int() - 1
-        return SparseField(
-            origin=(x, y, z),
-            voxel=self.voxel,
-            table=torch.where(reached, numbers.reshape(reached.shape), -1).int(),
-            distances=means.fused(),
-            weights=means.weights,
-            colors=means.colors,
-        )

@@ -42,6 +42,11 @@ class ObservedRegion:
 
     normals: np.ndarray  # outward normals of its sides, (S, 3)
     offsets: np.ndarray  # a point x lies inside where normals . x <= offsets. (S,) world units
+    margin: float  # by which the region is larger than the convex hull of points, world units
+
+    def without_margin(self) -> ObservedRegion:
+        """Return the convex hull of the points itself."""
+        return ObservedRegion(self.normals, self.offsets - self.margin, 0.0)
 
     def contains(self, points: np.ndarray) -> np.ndarray:
         """Return which points lie inside. (N, 3) -> (N,) bool"""
@@ -75,7 +80,7 @@ def observed_region(
         sides = np.unique(ConvexHull(points).equations, axis=0)
     except QhullError:
         return None
-    return ObservedRegion(sides[:, :3], margin - sides[:, 3])
+    return ObservedRegion(sides[:, :3], margin - sides[:, 3], margin)
 
 
 def without_bare_border(

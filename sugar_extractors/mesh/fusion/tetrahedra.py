@@ -16,17 +16,17 @@ import numpy as np
 import torch
 
 from gaussian_splatting.core.cloud import Gaussians, rotation_matrices
-from sugar_extractors.mesh.fused_distances import FusedDistances
-from sugar_extractors.mesh.marching_cubes import EMPTY_MESH
-from sugar_extractors.mesh.marching_tetrahedra import (
+from sugar_extractors.mesh.fusion.fused_distances import FusedDistances
+from sugar_extractors.mesh.fusion.marching_cubes import EMPTY_MESH
+from sugar_extractors.mesh.fusion.marching_tetrahedra import (
     EDGES,
     CrossedEdges,
     PointSamples,
     crossed_edges,
     crossings,
 )
-from sugar_extractors.mesh.observed_region import ObservedRegion
-from sugar_extractors.mesh.tsdf import FusedRegion, Fusion, cleaned
+from sugar_extractors.mesh.fusion.observed_region import ObservedRegion
+from sugar_extractors.mesh.fusion.tsdf import FusedRegion, Fusion, cleaned
 from sugar_scene import triangle_mesh
 from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
