@@ -39,6 +39,11 @@ class Box:
         """Return the box between two corners. (3,) each"""
         return cls(corner_of(low), corner_of(high))
 
+    @property
+    def longest_side(self) -> float:
+        """Length of the longest side, world units."""
+        return float(max(np.subtract(self.high, self.low)))
+
     def contains(self, points: np.ndarray) -> np.ndarray:
         """Return which points lie strictly inside. (P, 3) -> (P,) bool"""
         low = np.array(self.low, dtype=np.float32)

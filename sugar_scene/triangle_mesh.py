@@ -103,10 +103,14 @@ def without_unused_vertices(mesh: TriangleMesh) -> TriangleMesh:
     return keep_vertices(mesh, is_among(mesh.n_vertices, mesh.faces))
 
 
+def keep_faces(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:
+    """Remove faces and all vertices that no other face uses. keep: (F,) bool"""
+    return without_unused_vertices(replace(mesh, faces=mesh.faces[keep]))
+
+
 def with_corners_in(mesh: TriangleMesh, selected: np.ndarray) -> TriangleMesh:
     """Keep the faces with at least one selected corner, (V,) bool, and their vertices."""
-    faces = mesh.faces[selected[mesh.faces].any(axis=1)]
-    return without_unused_vertices(replace(mesh, faces=faces))
+    return keep_faces(mesh, selected[mesh.faces].any(axis=1))
 
 
 def merge_meshes(meshes: Sequence[TriangleMesh]) -> TriangleMesh:
@@ -218,7 +222,7 @@ def largest_oriented_part(mesh: TriangleMesh) -> TriangleMesh:
     is_kept = labels[:n] == part
     is_turned = ~is_kept & (labels[n:] == part)
     faces = np.where(is_turned[:, None], mesh.faces[:, ::-1], mesh.faces)
-    return without_unused_vertices(replace(mesh, faces=faces[is_kept | is_turned]))
+    return keep_faces(replace(mesh, faces=faces), is_kept | is_turned)
 
 
 def signed_volume(mesh: TriangleMesh) -> float:

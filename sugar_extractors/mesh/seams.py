@@ -36,7 +36,7 @@ def cut_at_box(mesh: TriangleMesh, box: Box, *, inside: bool) -> TriangleMesh:
         mesh = _split(mesh, axis, box.high[axis], snap)
     centers = mesh.vertices[mesh.faces].mean(axis=1)
     is_kept = box.contains(centers) == inside
-    return meshes.without_unused_vertices(replace(mesh, faces=mesh.faces[is_kept]))
+    return meshes.keep_faces(mesh, is_kept)
 
 
 def _split(mesh: TriangleMesh, axis: int, value: float, snap: float) -> TriangleMesh:

@@ -151,10 +151,7 @@ class JoinedFusion:
         """Return the triangles whose cells belong to a region, not to the cubes after it."""
         end = np.array(self.grid.low) + np.array(region.end) * self.grid.cube_side
         middles = mesh.vertices[mesh.faces].mean(axis=1)
-        is_inside = (middles < end).all(axis=1)
-        return triangle_mesh.without_unused_vertices(
-            TriangleMesh(mesh.vertices, mesh.faces[is_inside], mesh.colors)
-        )
+        return triangle_mesh.keep_faces(mesh, np.all(middles < end, axis=1))
 
 
 def voxel_size(views: Sequence[StoredView], config: TsdfConfig) -> float:

@@ -111,10 +111,9 @@ class ThinParts:
         n_thin = self._counts(finer.vertices[is_thin])
         replaced = tried & (n_vertices > 0) & (n_thin >= _MIN_THIN * n_vertices)
         self.console.info(f"thin parts fused again in {int(replaced.sum()):,} cubes of voxels")
-        remaining = _with_faces(mesh, ~self._in(mesh, replaced))
-        return triangle_mesh.merge_meshes(
-            [remaining, _with_faces(finer, self._in(finer, replaced))]
-        )
+        remaining = triangle_mesh.keep_faces(mesh, ~self._in(mesh, replaced))
+        added = triangle_mesh.keep_faces(finer, self._in(finer, replaced))
+        return triangle_mesh.merge_meshes([remaining, added])
 
     def _tried(self, mesh: TriangleMesh, is_candidate: np.ndarray) -> np.ndarray:
         """Return the cubes where lost places are, and where thin parts go on from there."""
@@ -161,8 +160,3 @@ class ThinParts:
         last = np.array(self.shape) - 1
         nearest = np.clip(places, 0, last)
         return nearest, (places == nearest).all(axis=1)
-
-
-def _with_faces(mesh: TriangleMesh, is_kept: np.ndarray) -> TriangleMesh:
-    kept = TriangleMesh(mesh.vertices, mesh.faces[is_kept], mesh.colors)
-    return triangle_mesh.without_unused_vertices(kept)

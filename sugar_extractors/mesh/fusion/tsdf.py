@@ -152,8 +152,7 @@ class Fusion:
 
     def _with_thin_parts(self, mesh: TriangleMesh, voxel: float, lost: np.ndarray) -> TriangleMesh:
         """Return a surface with the parts that are too thin for its voxels."""
-        longest_side = max(np.subtract(self.box.high, self.box.low))
-        finer_voxel = max(voxel / FINER, longest_side / _MOST_FINER_VOXELS_PER_SIDE)
+        finer_voxel = max(voxel / FINER, self.box.longest_side / _MOST_FINER_VOXELS_PER_SIDE)
         parts = ThinParts(
             cubes=self._cubes(finer_voxel),
             shape=self._n_cubes(finer_voxel),
@@ -183,8 +182,7 @@ class Fusion:
         if len(pixel_sizes) == 0:
             return None
         median = float(pixel_sizes.sort().values[len(pixel_sizes) // 2])
-        longest_side = max(np.subtract(box.high, box.low))
-        smallest = longest_side / _MOST_VOXELS_PER_SIDE
+        smallest = box.longest_side / _MOST_VOXELS_PER_SIDE
         return max(self.config.pixels_per_voxel * median, smallest)
 
     def _fused_field(self, voxel: float) -> SparseField:
