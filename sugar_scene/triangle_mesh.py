@@ -110,7 +110,7 @@ def keep_faces(mesh: TriangleMesh, keep: np.ndarray) -> TriangleMesh:
 
 def with_corners_in(mesh: TriangleMesh, selected: np.ndarray) -> TriangleMesh:
     """Keep the faces with at least one selected corner, (V,) bool, and their vertices."""
-    return keep_faces(mesh, selected[mesh.faces].any(axis=1))
+    return keep_faces(mesh, np.any(selected[mesh.faces], axis=1))
 
 
 def merge_meshes(meshes: Sequence[TriangleMesh]) -> TriangleMesh:
