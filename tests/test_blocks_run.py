@@ -21,6 +21,7 @@ from gaussian_splatting.formats.ply import read_gaussian_ply
 from gaussian_splatting.optim.optimizer_config import OptimizerConfig
 from gaussian_splatting.scenes.scene import load_scene
 from sugar_extractors.export.engines.web_page import read_page_gaussians
+from sugar_extractors.mesh.refinement.photometric_refinement import REDUCTIONS
 from sugar_extractors.placing import PlacementOptions
 from sugar_pipeline.blocks import automatic
 from sugar_pipeline.blocks.automatic import expected_gaussians, training_bytes, with_number
@@ -36,7 +37,9 @@ from sugar_scene import triangle_mesh
 from sugar_scene.mesh_files.textured_mesh_io import read_textured_mesh
 from sugar_utils.console import Console, Pace
 from sugar_utils.errors import UserError, say_nothing
+from sugar_utils.files import read_json
 from sugar_utils.flags import AUTO
+from sugar_utils.recipe import note_path
 from tests.support.command_line import as_flags
 from tests.support.command_words import full_flags, full_plan
 from tests.support.tiny_scene import run_cli
@@ -89,6 +92,8 @@ def test_a_run_in_blocks_ends_in_one_mesh_and_all_gaussians(output):
     clouds = [read_gaussian_ply(block.splats) for block in plan.blocks]
     for block, cloud in zip(plan.blocks, clouds, strict=True):
         assert block.box.contains(cloud.means.double().numpy()).all()
+        # Photographs of the block moved its vertices.
+        assert len(read_json(note_path(block.mesh))["correlations"]) == len(REDUCTIONS)
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ class MeshOptions(CaptureOptions):
         "auto: move the vertices of fused depth until the photographs agree, before decimation; "
         "none: leave them where the depth is",
         choices=REFINEMENT_MODES,
-        no_effect_when="with --mesh_extractor poisson; without photographs; for blocks",
+        no_effect_when="with --mesh_extractor poisson; without photographs",
     )
     remove_unseen: bool = _flag(
         False,

@@ -67,10 +67,10 @@ class StoredView:
     path: Path
     record: ViewRecord
 
-    def camera(self) -> Camera:
-        """Read the camera, and no pixels."""
-        with np.load(self.path) as arrays:
-            return self._camera(arrays)
+    @property
+    def number(self) -> int:
+        """Of the camera among the training views of its block."""
+        return int(self.path.stem)
 
     def _camera(self, arrays: Mapping[str, np.ndarray]) -> Camera:
         fx, fy, cx, cy = arrays["intrinsics"].tolist()

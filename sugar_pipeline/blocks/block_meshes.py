@@ -9,23 +9,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
+from gaussian_splatting.data.images import shared_or_own_store
+from gaussian_splatting.engine.run_identity import scene_inputs
+from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh import mesh_steps
 from sugar_extractors.mesh.decimation import decimated
 from sugar_extractors.mesh.fusion.observed_region import observed_region
 from sugar_extractors.mesh.fusion.tsdf import cleaned
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.mesh_finishing import finish_mesh
-from sugar_extractors.mesh.mesh_steps import Extraction, Figures
+from sugar_extractors.mesh.mesh_steps import Extraction
 from sugar_extractors.mesh.meshing_backends import choose_backend
+from sugar_extractors.mesh.surfaces import Surfaces, refine
+from sugar_extractors.photographs import Photograph, photo_source
 from sugar_pipeline.blocks.block_depths import INDEX_FILE, StoredView, stored_views
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
 from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, voxel_size
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
-from sugar_scene.depth_view import DepthView, FusedViews
-from sugar_scene.regions import EVERYWHERE, Box, Region, SharedPlane
+from sugar_scene.depth_view import DepthView, FusedViews, Renderer
+from sugar_scene.regions import Box
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_trainers.capture import load_views
 from sugar_utils.console import Console
@@ -35,12 +41,13 @@ from sugar_utils.recipe import Recipe, note_path
 
 
 def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, console: Console) -> None:
-    """Fuse, clean and decimate the part of a block, by the steps of the mesh stage.
+    """Fuse, clean, refine and decimate the part of a block, by the steps of the mesh stage.
 
     Args:
         options: Of the mesh of the block's coarse model.
     """
-    recipe = _recipe(plan, options)
+    _, scene = load_views(options, say_nothing)
+    recipe = _recipe(plan, scene, options)
     if recipe.is_current(note_path(block.mesh), [block.mesh]):
         console.headline(f"exists already: {block.mesh}")
         return
@@ -49,18 +56,22 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
         raise UserError(f"{plan.folder}: no view of any block has a depth; train the blocks longer")
     voxel = voxel_size(views, options.tsdf)
     grid = VoxelGrid.over(plan.bounds, voxel)
-    extraction = _extraction(block, grid, options, console)
+    extraction = _extraction(block, grid, scene, options, console)
     region = extraction.region
     fusion = JoinedFusion(views, grid, options.tsdf, options.compute.device, console)
     mesh = fusion.surface(grid.region_of(block.box))
     mesh = observed_part(extraction, mesh, block.box)
     mesh = cleaned(mesh, options.tsdf, options.tsdf.min_diagonal * voxel, region)
     n_before = mesh.n_faces
+    surfaces = Surfaces([mesh], {"foreground_voxel": voxel})
+    if options.refines_vertices and mesh.n_faces:
+        surfaces = _refined(extraction, block.box, surfaces)
+    (mesh,) = surfaces.meshes
+    weights = surfaces.weights[0] if surfaces.weights else None
     n_faces = max(options.decimation_targets)
-
-    small = decimated(mesh, n_faces, fixed=region.shared(mesh.vertices))
+    small = decimated(mesh, n_faces, weights, fixed=region.shared(mesh.vertices))
     mesh = finish_mesh([small], surface=None, box=None)
-    figures: Figures = {"foreground_voxel": voxel}
+    figures = dict(surfaces.figures)
     if options.remove_unseen and mesh.n_faces:
         mesh = mesh_steps.without_unseen(extraction, mesh)
     if options.fills_holes and mesh.n_faces:
@@ -72,32 +83,62 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     mesh_steps.write(extraction, block.mesh, recipe, mesh, figures)
 
 
-def _recipe(plan: BlockPlan, options: MeshOptions) -> Recipe:
-    """Return the recipe of a block's part: settings, and the depths of all blocks."""
+def _recipe(plan: BlockPlan, scene: Scene, options: MeshOptions) -> Recipe:
+    """Return the recipe of a block's part: settings, the depths of all blocks, its photographs."""
     depths = {block.folder.name: file_digest(block.depths / INDEX_FILE) for block in plan.blocks}
-    of_depths = replace(options, photometric_refinement="none")
-    settings = of_depths.identity(0.0, max(options.decimation_targets))
-    return Recipe(settings, {"depths": depths})
+    inputs: dict[str, dict[str, str] | str] = {"depths": depths}
+    if options.refines_vertices:
+        inputs.update(scene_inputs(scene))
+    return Recipe(options.identity(0.0, max(options.decimation_targets)), inputs)
 
 
 def _extraction(
-    block: Block, grid: VoxelGrid, options: MeshOptions, console: Console
+    block: Block, grid: VoxelGrid, scene: Scene, options: MeshOptions, console: Console
 ) -> Extraction:
     """Return what the steps read for a block: its scene, and its views with their stored depth."""
     start = time.monotonic()
-    _, scene = load_views(options, say_nothing)
     device = options.compute.device
-    depths = _StoredDepths.of(block, device)
+    depths = _StoredDepths.of(block, scene, device)
     return Extraction(
         options=options,
         console=console,
         scene=scene,
-        region=region_of(grid, block.box),
+        region=grid.ends_of(grid.region_of(block.box)),
         views=FusedViews(depths.cameras, lambda: depths.read, hull=None, device=device),
         backend=choose_backend(options.meshing_backend),
         photograph=None,
         start=start,
     )
+
+
+def _refined(extraction: Extraction, box: BlockBox, fused: Surfaces) -> Surfaces:
+    """Move the vertices of a block's mesh until its photographs agree; its borders stay."""
+    views = extraction.views
+    with shared_or_own_store(None, white_background=False) as store:
+        photograph = photo_source(store, views.device, exposures={})
+        of_block = photograph_of(box, photograph, views.renderer())
+        return refine(replace(extraction, photograph=of_block), fused)
+
+
+def photograph_of(box: BlockBox, photograph: Photograph, render: Renderer) -> Photograph:
+    """Return photographs in which only pixels count that show a block.
+
+    Others show its neighbours, whose meshes do not hide parts of its own.
+
+    Args:
+        render: Depth of their pixels.
+    """
+
+    def read(camera: Camera) -> Tensor:
+        view = render(camera)
+        points = view.world_points(view.depth).cpu().numpy()
+        is_inside = torch.from_numpy(box.contains(points)).to(view.depth.device)
+        shows = (view.depth > 0) & is_inside.reshape(view.depth.shape)
+        pixels = photograph(camera)
+        weights = pixels[..., 3:] * shows[..., None]
+        return torch.cat([pixels[..., :3], weights], dim=2)
+
+    return read
 
 
 def observed_part(extraction: Extraction, mesh: TriangleMesh, box: BlockBox) -> TriangleMesh:
@@ -132,22 +173,15 @@ class _StoredDepths:
     device: torch.device
 
     @classmethod
-    def of(cls, block: Block, device: torch.device) -> _StoredDepths:
-        views = {view.path.stem: view for view in stored_views([block])}
-        return cls(views, [view.camera() for view in views.values()], device)
+    def of(cls, block: Block, scene: Scene, device: torch.device) -> _StoredDepths:
+        views = {}
+        cameras = []
+        for view in stored_views([block]):
+            camera = scene.train_cameras[view.number]
+            views[camera.name] = view
+            cameras.append(camera)
+        return cls(views, cameras, device)
 
     def read(self, camera: Camera) -> DepthView:
         """Read depth and colour of a view."""
         return self.views[camera.name].read(self.device)
-
-
-def region_of(grid: VoxelGrid, box: BlockBox) -> Region:
-    """Return the region of a block, with the planes on the grid between it and its neighbours."""
-    cubes = grid.region_of(box)
-    planes = []
-    for axis in range(3):
-        if cubes.first[axis] > 0:
-            planes.append(SharedPlane(axis, grid.low[axis] + cubes.first[axis] * grid.cube_side))
-        if cubes.end[axis] < grid.shape[axis]:
-            planes.append(SharedPlane(axis, grid.low[axis] + cubes.end[axis] * grid.cube_side))
-    return Region(EVERYWHERE, tuple(planes), grid.voxel)

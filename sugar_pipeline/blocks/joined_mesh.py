@@ -25,7 +25,7 @@ from sugar_extractors.mesh.fusion.tsdf import TsdfConfig
 from sugar_pipeline.blocks.block_depths import StoredView
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
-from sugar_scene.regions import Corner
+from sugar_scene.regions import EVERYWHERE, Corner, Region, SharedPlane
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 
@@ -66,6 +66,19 @@ class VoxelGrid:
             first.append(ends[0])
             end.append(ends[1])
         return GridRegion(_places(first), _places(end))
+
+    def ends_of(self, cubes: GridRegion) -> Region:
+        """Return the planes at which the mesh of some cubes has to fit its neighbours."""
+        planes = []
+        for axis in range(3):
+            if cubes.first[axis] > 0:
+                planes.append(self._plane(axis, cubes.first[axis]))
+            if cubes.end[axis] < self.shape[axis]:
+                planes.append(self._plane(axis, cubes.end[axis]))
+        return Region(EVERYWHERE, tuple(planes), self.voxel)
+
+    def _plane(self, axis: int, place: int) -> SharedPlane:
+        return SharedPlane(axis, self.low[axis] + place * self.cube_side)
 
 
 @dataclass(frozen=True)
