@@ -245,6 +245,17 @@ def test_surfaces_seen_at_a_grazing_angle_have_no_depth():
     assert not plane_view(gaussians, view(tuple(eye)), 100.0).depth.any()
 
 
+def test_pixels_without_depth_have_no_weight():
+    """Little is before the reach of planes, and all the rest behind it."""
+    opaque = disc(opacity=0.99)
+    behind = replace(opaque, means=opaque.means - 6 * torch.tensor(NORMAL, dtype=torch.float32))
+    shown = plane_view(disc(opacity=0.01).joined(behind), view(), 4.0)
+    is_known = shown.depth > 0
+    assert 0.05 < float(is_known.float().mean()) < 0.5
+    assert torch.equal(shown.weight > 0, is_known)
+    assert shown.weight.isfinite().all()
+
+
 # Neighbours
 
 

@@ -139,7 +139,7 @@ def plane_view(
     cosine = -(normals * rays).sum(dim=-1)
     cosine = cosine / lengths.clamp_min(1e-12)
     min_cosine = math.cos(math.radians(MAX_ANGLE))
-    is_known = (output.alpha >= _MIN_ALPHA) & (cosine > min_cosine)
+    is_known = (depth > 0) & (output.alpha >= _MIN_ALPHA) & (cosine > min_cosine)
     color = torch.zeros_like(rays)
     if colored:
         color = (output.image / output.alpha.clamp_min(1e-6)[..., None]).clamp(0, 1)
