@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from sugar_extractors.mesh.decimation import decimated
+from sugar_extractors.mesh.fusion.observed_region import ObservedRegion
 from sugar_extractors.mesh.fusion.tsdf import TsdfConfig, cleaned
 from sugar_pipeline.blocks import block_depths, block_meshes
 from sugar_pipeline.blocks.block_depths import StoredView, border_weights
@@ -32,6 +33,7 @@ from sugar_utils.console import Console
 from sugar_utils.recipe import Recipe
 from tests.support.mesh_scenes import cameras_around
 from tests.test_depth_fusion import RADIUS, ellipsoid_view
+from tests.test_thin_parts import BOX, LENGTH, PIXEL, VOXEL, covered_share, rod_before_a_wall
 
 CPU = torch.device("cpu")
 WHOLE = Partition((EVERYWHERE,), 0.0, BlockBox((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)))
@@ -157,14 +159,14 @@ def test_sky_counts_in_photographs_of_a_block_but_makes_none():
     assert cut.top > 0
 
 
-def stored(tmp_path, cameras, blocks, margin) -> list[StoredView]:
+def stored(tmp_path, cameras, blocks, margin, render=ellipsoid_view) -> list[StoredView]:
     """Exact depth of a sphere, written as each block writes it."""
     views = []
     for block in blocks:
         block.depths.mkdir(parents=True)
         for number, camera in enumerate(cameras):
             name = f"{number:05d}.npz"
-            record = block_depths._write_view(block, margin, ellipsoid_view, camera, name)
+            record = block_depths._write_view(block, margin, render, camera, name)
             if record is not None:
                 views.append(StoredView(block.depths / name, record))
     return views
@@ -234,6 +236,27 @@ def test_decimated_parts_still_fit(sphere_of_two_blocks):
     joined = welded(small, 1e-6)
     assert triangle_mesh.topology(joined).open_edge_share == 0
     assert triangle_mesh.topology(joined).components == 1
+
+
+def test_a_rod_through_two_regions_is_there_but_at_their_plane(tmp_path):
+    below, above = EVERYWHERE.halves(2, 0.1)
+    blocks = (Block(0, tmp_path / "0", below, 24), Block(1, tmp_path / "1", above, 24))
+    views = stored(tmp_path, cameras_around(24), blocks, 0.2, rod_before_a_wall)
+    grid = VoxelGrid.over(BlockBox(BOX.low, BOX.high), VOXEL)
+    config = TsdfConfig(min_component=10)
+    coarse = JoinedFusion(views, grid, config, CPU, Console.silent())
+    everywhere = ObservedRegion(np.zeros((0, 3)), np.zeros(0), 0.0)
+    fine = replace(coarse, searched=everywhere)
+    for block in blocks:
+        cubes = grid.region_of(block.box)
+        assert covered_share(coarse.surface(cubes)) == 0
+        (plane,) = grid.ends_of(cubes).planes
+        heights = fine.surface(cubes).vertices[:, 2]
+        distances = np.abs(heights - plane.position)
+        # A cube of smaller voxels at the plane stays as it was.
+        assert distances.min() == pytest.approx(grid.cube_side / 2, abs=VOXEL)
+        assert np.abs(heights).max() > 0.9 * LENGTH / 2
+        assert len(np.unique(heights // PIXEL)) * PIXEL > 0.9 * np.ptp(heights)
 
 
 def test_photographs_of_a_block_count_where_they_show_it(tmp_path):

@@ -149,3 +149,17 @@ def test_thin_parts_take_the_place_of_their_pieces():
     assert covered_share(mesh) > 0.9
     assert np.linalg.norm(mesh.vertices[:, :2], axis=1).max() < 1.2 * PIXEL
     assert topology(mesh).non_manifold_edge_share == 0
+
+
+def test_what_has_to_fit_others_stays_at_the_sides():
+    parts = finer_cubes(rod_before_a_wall)
+    x, y, _ = parts.shape
+    # The rod goes on beyond the highest cubes.
+    low = replace(parts, shape=(x, y, 6))
+    lost = np.linspace([0, 0, -0.6], [0, 0, 0.6], 60)
+    nothing = keep_vertices(ellipsoid(ROD), np.zeros(2 * 40 * 39, bool))
+    side = PIXEL * BLOCK
+    for keeps_sides, n_cubes in ((False, 6), (True, 5)):
+        mesh = replace(low, keeps_sides=keeps_sides).added_to(nothing, lost)
+        highest = BOX.low[2] + n_cubes * side
+        assert mesh.vertices[:, 2].max() == pytest.approx(highest, abs=PIXEL)

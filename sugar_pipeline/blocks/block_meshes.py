@@ -58,10 +58,9 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     grid = VoxelGrid.over(plan.bounds, voxel)
     extraction = _extraction(block, grid, scene, options, console)
     region = extraction.region
-    fusion = JoinedFusion(views, grid, options.tsdf, options.compute.device, console)
-    mesh = fusion.surface(grid.region_of(block.box))
-    mesh = observed_part(extraction, mesh, block.box)
-    mesh = cleaned(mesh, options.tsdf, options.tsdf.min_diagonal * voxel, region)
+    device = options.compute.device
+    fusion = JoinedFusion(views, grid, options.tsdf, device, console)
+    mesh = _fused(extraction, plan, block, fusion)
     n_before = mesh.n_faces
     surfaces = Surfaces([mesh], {"foreground_voxel": voxel})
     if options.refines_vertices and mesh.n_faces:
@@ -111,6 +110,30 @@ def _extraction(
     )
 
 
+def _fused(
+    extraction: Extraction, plan: BlockPlan, block: Block, fusion: JoinedFusion
+) -> TriangleMesh:
+    """Return the surface of a block near the points that its photographs observe."""
+    scene = extraction.scene
+    config = fusion.config
+    grid = fusion.grid
+    # Infinite sides end far outside. Points of its scene reach into the margin of a block.
+    low = np.maximum(block.box.low, plan.bounds.low) - scene.extent
+    high = np.minimum(block.box.high, plan.bounds.high) + scene.extent
+    around = Box.of_corners(low, high)
+    observed = None
+    if config.margin is not None:
+        observed = observed_region(scene.observations, around, config.margin * scene.extent)
+    if observed is not None and config.adds_thin_parts:
+        fusion = replace(fusion, searched=observed.without_margin())
+    mesh = fusion.surface(grid.region_of(block.box))
+    if observed is not None and mesh.n_faces:
+        mesh = triangle_mesh.keep_vertices(mesh, observed.contains(mesh.vertices))
+        render = extraction.views.renderer()
+        mesh = mesh_steps.without_bare_border(extraction, mesh, render, around, grid.voxel)
+    return cleaned(mesh, config, config.min_diagonal * grid.voxel, extraction.region)
+
+
 def _refined(extraction: Extraction, box: BlockBox, fused: Surfaces) -> Surfaces:
     """Move the vertices of a block's mesh until its photographs agree; its borders stay."""
     views = extraction.views
@@ -139,29 +162,6 @@ def photograph_of(box: BlockBox, photograph: Photograph, render: Renderer) -> Ph
         return torch.cat([pixels[..., :3], weights], dim=2)
 
     return read
-
-
-def observed_part(extraction: Extraction, mesh: TriangleMesh, box: BlockBox) -> TriangleMesh:
-    """Return the part of a mesh near the observed points, without bare borders.
-
-    Args:
-        box: The space of the block, into whose margin the points of its scene reach.
-    """
-    scene = extraction.scene
-    margin = extraction.options.tsdf.margin
-    if margin is None or mesh.n_faces == 0:
-        return mesh
-    # Infinite sides end far outside.
-    low = np.maximum(box.low, mesh.vertices.min(axis=0)) - scene.extent
-    high = np.minimum(box.high, mesh.vertices.max(axis=0)) + scene.extent
-    around = Box.of_corners(low, high)
-    observed = observed_region(scene.observations, around, margin * scene.extent)
-    if observed is None:
-        return mesh
-    mesh = triangle_mesh.keep_vertices(mesh, observed.contains(mesh.vertices))
-    render = extraction.views.renderer()
-    voxel = extraction.region.voxel
-    return mesh_steps.without_bare_border(extraction, mesh, render, around, voxel)
 
 
 @dataclass(frozen=True)

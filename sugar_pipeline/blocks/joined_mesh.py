@@ -21,7 +21,9 @@ from torch import Tensor
 from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes
 from sugar_extractors.mesh.fusion.fused_distances import BLOCK
 from sugar_extractors.mesh.fusion.marching_cubes import EMPTY_MESH, extract_surface
-from sugar_extractors.mesh.fusion.tsdf import TsdfConfig
+from sugar_extractors.mesh.fusion.observed_region import ObservedRegion
+from sugar_extractors.mesh.fusion.thin_parts import FINER, ThinParts, lost_places
+from sugar_extractors.mesh.fusion.tsdf import MOST_FINER_VOXELS_PER_SIDE, TsdfConfig, cleaned
 from sugar_pipeline.blocks.block_depths import StoredView
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
@@ -113,26 +115,47 @@ class JoinedFusion:
     config: TsdfConfig
     device: torch.device
     console: Console
+    # Where thin parts are searched for; None for nowhere.
+    searched: ObservedRegion | None = None
 
     def surface(self, region: GridRegion) -> TriangleMesh:
         """Return the surface in a region; its border is that of its neighbours, to the bit.
 
-        A region with too many voxels is halved.
+        A region with too many voxels is halved, and one whose thin parts have too many cubes.
         """
         if 0 in region.shape:
             return EMPTY_MESH
         # With the cubes after the last ones, whose lowest corners are the highest of these.
         reached = self._reached(region)
         n = int(reached.sum()) * BLOCK**3
-        if n > self.config.max_voxels and max(region.shape) > 1:
+        is_large = n > self.config.max_voxels
+        if self.searched is not None:
+            is_large |= max(region.shape) * BLOCK * FINER > MOST_FINER_VOXELS_PER_SIDE
+        if is_large and max(region.shape) > 1:
             below, above = region.halves()
             return welded([self.surface(below), self.surface(above)], _WELD * self.grid.voxel)
         if n == 0:
             return EMPTY_MESH
         views = [partial(view.read, self.device) for view in self._views_of(region)]
         field = self._cubes(region).averaged(views, reached, self.console)
-        mesh = extract_surface(field)
-        return self._within(mesh, region)
+        mesh = self._within(extract_surface(field), region)
+        if self.searched is None:
+            return mesh
+        ends = self.grid.ends_of(region)
+        # What is too small to stay is lost as well.
+        remaining = cleaned(mesh, self.config, self.config.min_diagonal * self.grid.voxel, ends)
+        lost = lost_places(remaining, field, views)
+        # The memory of large voxels is for smaller ones now.
+        del field
+        parts = ThinParts(
+            cubes=self._cubes(region, FINER),
+            shape=_places([FINER * n for n in region.shape]),
+            views=views,
+            device=self.device,
+            console=self.console,
+            keeps_sides=True,
+        )
+        return parts.added_to(mesh, lost[self.searched.contains(lost)])
 
     def _views_of(self, region: GridRegion) -> list[StoredView]:
         """Return the views with a pixel near a region, in their order."""
@@ -156,9 +179,11 @@ class JoinedFusion:
             cubes.mark(stored.read(self.device), reached)
         return reached
 
-    def _cubes(self, region: GridRegion) -> FusedCubes:
-        reach = self.config.truncation * self.grid.voxel
-        return FusedCubes(self.grid.low, self.grid.voxel, reach, region.first)
+    def _cubes(self, region: GridRegion, finer: int = 1) -> FusedCubes:
+        """Return the cubes of a region, of voxels that are so many times finer than the grid's."""
+        voxel = self.grid.voxel / finer
+        first = _places([finer * place for place in region.first])
+        return FusedCubes(self.grid.low, voxel, self.config.truncation * voxel, first)
 
     def _within(self, mesh: TriangleMesh, region: GridRegion) -> TriangleMesh:
         """Return the triangles whose cells belong to a region, not to the cubes after it."""

@@ -25,7 +25,7 @@ from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh, vertex_normals
 from sugar_utils.console import Console
 
-FINER = 2.0  # times so much smaller are their voxels
+FINER = 2  # times so much smaller are their voxels
 MIN_VIEWS = 8  # that show a lost place
 _MIN_PLACES = 2  # lost places, or thin vertices of the surface, in a cube that is fused again
 _REACH = 2  # cubes beyond those of lost places that are tried
@@ -93,6 +93,8 @@ class ThinParts:
     views: Sequence[Callable[[], DepthView]]
     device: torch.device
     console: Console
+    # Whether cubes at the sides of the box keep their surface, which has to fit others.
+    keeps_sides: bool = False
 
     def added_to(self, mesh: TriangleMesh, lost: np.ndarray) -> TriangleMesh:
         """Return the surface with thin parts as they are fused of smaller voxels.
@@ -110,6 +112,10 @@ class ThinParts:
         n_vertices = self._counts(finer.vertices)
         n_thin = self._counts(finer.vertices[is_thin])
         replaced = tried & (n_vertices > 0) & (n_thin >= _MIN_THIN * n_vertices)
+        if self.keeps_sides:
+            inner = np.zeros_like(replaced)
+            inner[1:-1, 1:-1, 1:-1] = True
+            replaced &= inner
         self.console.info(f"thin parts fused again in {int(replaced.sum()):,} cubes of voxels")
         remaining = triangle_mesh.keep_faces(mesh, ~self._in(mesh, replaced))
         added = triangle_mesh.keep_faces(finer, self._in(finer, replaced))
@@ -157,6 +163,7 @@ class ThinParts:
         (P, 3) int64, (P,) bool
         """
         places = np.floor((points - self.cubes.low) / (self.cubes.voxel * BLOCK)).astype(np.int64)
+        places -= self.cubes.first
         last = np.array(self.shape) - 1
         nearest = np.clip(places, 0, last)
         return nearest, (places == nearest).all(axis=1)

@@ -40,7 +40,7 @@ PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depth
 _N_FOOTPRINT_VIEWS = 8  # views from which the size of a pixel on the surface is measured
 _COARSER = 1.25  # least factor by which voxels grow where there are too many
 _MOST_VOXELS_PER_SIDE = 2048  # of the box, with automatic voxels
-_MOST_FINER_VOXELS_PER_SIDE = 2560  # those of thin parts; each cube of them takes 20 bytes
+MOST_FINER_VOXELS_PER_SIDE = 2560  # those of thin parts; each cube of them takes 20 bytes
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poisson")
 
 
@@ -152,7 +152,7 @@ class Fusion:
 
     def _with_thin_parts(self, mesh: TriangleMesh, voxel: float, lost: np.ndarray) -> TriangleMesh:
         """Return a surface with the parts that are too thin for its voxels."""
-        finer_voxel = max(voxel / FINER, self.box.longest_side / _MOST_FINER_VOXELS_PER_SIDE)
+        finer_voxel = max(voxel / FINER, self.box.longest_side / MOST_FINER_VOXELS_PER_SIDE)
         parts = ThinParts(
             cubes=self._cubes(finer_voxel),
             shape=self._n_cubes(finer_voxel),
