@@ -9,7 +9,6 @@ view.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes
+from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes, n_cubes
 from sugar_extractors.mesh.fusion.fused_distances import BLOCK
 from sugar_extractors.mesh.fusion.marching_cubes import EMPTY_MESH, extract_surface
 from sugar_extractors.mesh.fusion.observed_region import ObservedRegion
@@ -46,9 +45,7 @@ class VoxelGrid:
     @classmethod
     def over(cls, bounds: BlockBox, voxel: float) -> VoxelGrid:
         """Return the grid over a box."""
-        sides = np.subtract(bounds.high, bounds.low) / (voxel * BLOCK)
-        x, y, z = [max(1, math.ceil(side)) for side in sides.tolist()]
-        return cls(bounds.low, voxel, (x, y, z))
+        return cls(bounds.low, voxel, n_cubes(bounds.low, bounds.high, voxel))
 
     @property
     def cube_side(self) -> float:

@@ -14,7 +14,15 @@ from torch import Tensor
 from sugar_extractors.mesh.fusion.fused_distances import BLOCK, FusedDistances
 from sugar_extractors.mesh.fusion.marching_cubes import SparseField
 from sugar_scene.depth_view import DepthView
+from sugar_scene.regions import Corner
 from sugar_utils.console import Console
+
+
+def n_cubes(low: Corner, high: Corner, voxel: float) -> tuple[int, int, int]:
+    """Return the cubes along the sides of a box, at least one. Corners and voxels in world units"""
+    sides = np.subtract(high, low) / (voxel * BLOCK)
+    x, y, z = np.ceil(sides).astype(int).clip(min=1).tolist()
+    return x, y, z
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gaussian_splatting.core.subsets import about
 from gaussian_splatting.data.cameras import Camera
-from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes
+from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes, n_cubes
 from sugar_extractors.mesh.fusion.fused_distances import BLOCK
 from sugar_extractors.mesh.fusion.marching_cubes import EMPTY_MESH, SparseField, extract_surface
 from sugar_extractors.mesh.fusion.observed_region import ObservedRegion
@@ -208,10 +208,7 @@ class Fusion:
         return FusedCubes(self.box.low, voxel, self.config.truncation * voxel)
 
     def _n_cubes(self, voxel: float) -> tuple[int, int, int]:
-        """Return the cubes along the sides of the box."""
-        sides = np.subtract(self.box.high, self.box.low) / (voxel * BLOCK)
-        x, y, z = np.ceil(sides).astype(int).clip(min=1).tolist()
-        return x, y, z
+        return n_cubes(self.box.low, self.box.high, voxel)
 
     def _reached_blocks(self, voxel: float) -> Tensor:
         """Return which blocks of the box the depth of some view reaches. (X, Y, Z) bool"""
