@@ -18,7 +18,7 @@ from sugar_pipeline.blocks import block_depths, block_meshes
 from sugar_pipeline.blocks.block_depths import StoredView, border_weights
 from sugar_pipeline.blocks.block_plan import PLAN_FILE, Block, BlockPlan, read_plan
 from sugar_pipeline.blocks.block_scenes import cut_out, write_cut_out
-from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, welded
+from sugar_pipeline.blocks.joined_mesh import JoinedFusion, SearchOfThinParts, VoxelGrid, welded
 from sugar_pipeline.blocks.partition import (
     EVERYWHERE,
     BlockBox,
@@ -246,7 +246,7 @@ def test_a_rod_through_two_regions_is_there_but_at_their_plane(tmp_path):
     config = TsdfConfig(min_component=10)
     coarse = JoinedFusion(views, grid, config, CPU, Console.silent())
     everywhere = ObservedRegion(np.zeros((0, 3)), np.zeros(0), 0.0)
-    fine = replace(coarse, searched=everywhere)
+    fine = replace(coarse, search=SearchOfThinParts(everywhere, views))
     for block in blocks:
         cubes = grid.region_of(block.box)
         assert covered_share(coarse.surface(cubes)) == 0

@@ -27,7 +27,7 @@ from sugar_extractors.mesh.surfaces import Surfaces, refine
 from sugar_extractors.photographs import Photograph, photo_source
 from sugar_pipeline.blocks.block_depths import INDEX_FILE, StoredView, stored_views
 from sugar_pipeline.blocks.block_plan import Block, BlockPlan
-from sugar_pipeline.blocks.joined_mesh import JoinedFusion, VoxelGrid, voxel_size
+from sugar_pipeline.blocks.joined_mesh import JoinedFusion, SearchOfThinParts, VoxelGrid, voxel_size
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
 from sugar_scene.depth_view import DepthView, FusedViews, Renderer
@@ -125,7 +125,8 @@ def _fused(
     if config.margin is not None:
         observed = observed_region(scene.observations, around, config.margin * scene.extent)
     if observed is not None and config.adds_thin_parts:
-        fusion = replace(fusion, searched=observed.without_margin())
+        search = SearchOfThinParts(observed.without_margin(), stored_views([block]))
+        fusion = replace(fusion, search=search)
     mesh = fusion.surface(grid.region_of(block.box))
     if observed is not None and mesh.n_faces:
         mesh = triangle_mesh.keep_vertices(mesh, observed.contains(mesh.vertices))

@@ -9,9 +9,10 @@ view.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from sugar_extractors.mesh.fusion.tsdf import MOST_FINER_VOXELS_PER_SIDE, TsdfCo
 from sugar_pipeline.blocks.block_depths import StoredView
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
+from sugar_scene.depth_view import DepthView
 from sugar_scene.regions import EVERYWHERE, Corner, Region, SharedPlane
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
@@ -103,6 +105,14 @@ class GridRegion:
         return GridRegion(self.first, _places(end)), GridRegion(_places(first), self.end)
 
 
+class SearchOfThinParts(NamedTuple):
+    """What is known of places that the surface lacks."""
+
+    region: ObservedRegion  # where they may be
+    # That show them: of one block, as those of its neighbours show parts of the same photographs.
+    views: Sequence[StoredView]
+
+
 @dataclass(frozen=True)
 class JoinedFusion:
     """The fusion of stored views on one grid."""
@@ -112,8 +122,7 @@ class JoinedFusion:
     config: TsdfConfig
     device: torch.device
     console: Console
-    # Where thin parts are searched for; None for nowhere.
-    searched: ObservedRegion | None = None
+    search: SearchOfThinParts | None = None
 
     def surface(self, region: GridRegion) -> TriangleMesh:
         """Return the surface in a region; its border is that of its neighbours, to the bit.
@@ -126,22 +135,22 @@ class JoinedFusion:
         reached = self._reached(region)
         n = int(reached.sum()) * BLOCK**3
         is_large = n > self.config.max_voxels
-        if self.searched is not None:
+        if self.search is not None:
             is_large |= max(region.shape) * BLOCK * FINER > MOST_FINER_VOXELS_PER_SIDE
         if is_large and max(region.shape) > 1:
             below, above = region.halves()
             return welded([self.surface(below), self.surface(above)], _WELD * self.grid.voxel)
         if n == 0:
             return EMPTY_MESH
-        views = [partial(view.read, self.device) for view in self._views_of(region)]
+        views = self._views_of(region, self.views)
         field = self._cubes(region).averaged(views, reached, self.console)
         mesh = self._within(extract_surface(field), region)
-        if self.searched is None:
+        if self.search is None:
             return mesh
         ends = self.grid.ends_of(region)
         # What is too small to stay is lost as well.
         remaining = cleaned(mesh, self.config, self.config.min_diagonal * self.grid.voxel, ends)
-        lost = lost_places(remaining, field, views)
+        lost = lost_places(remaining, field, self._views_of(region, self.search.views))
         # The memory of large voxels is for smaller ones now.
         del field
         parts = ThinParts(
@@ -152,19 +161,21 @@ class JoinedFusion:
             console=self.console,
             keeps_sides=True,
         )
-        return parts.added_to(mesh, lost[self.searched.contains(lost)])
+        return parts.added_to(mesh, lost[self.search.region.contains(lost)])
 
-    def _views_of(self, region: GridRegion) -> list[StoredView]:
-        """Return the views with a pixel near a region, in their order."""
+    def _views_of(
+        self, region: GridRegion, stored: Sequence[StoredView]
+    ) -> list[Callable[[], DepthView]]:
+        """Return what reads the views with a pixel near a region, in their order."""
         reach = (self.config.truncation + 1) * self.grid.voxel
         low = np.array(self.grid.low) + np.array(region.first) * self.grid.cube_side - reach
         # One more cube, see above.
         high = np.array(self.grid.low) + (np.array(region.end) + 1) * self.grid.cube_side + reach
         views = []
-        for view in self.views:
+        for view in stored:
             record = view.record
             if (np.array(record.low) < high).all() and (np.array(record.high) > low).all():
-                views.append(view)
+                views.append(partial(view.read, self.device))
         return views
 
     def _reached(self, region: GridRegion) -> Tensor:
@@ -172,8 +183,8 @@ class JoinedFusion:
         shape = [n + 1 for n in region.shape]
         reached = torch.zeros(shape, dtype=torch.bool, device=self.device)
         cubes = self._cubes(region)
-        for stored in self._views_of(region):
-            cubes.mark(stored.read(self.device), reached)
+        for view in self._views_of(region, self.views):
+            cubes.mark(view(), reached)
         return reached
 
     def _cubes(self, region: GridRegion, finer: int = 1) -> FusedCubes:
