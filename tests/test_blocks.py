@@ -247,11 +247,14 @@ def test_a_rod_through_two_regions_is_there_but_at_their_plane(tmp_path):
     coarse = JoinedFusion(views, grid, config, CPU, Console.silent())
     everywhere = ObservedRegion(np.zeros((0, 3)), np.zeros(0), 0.0)
     fine = replace(coarse, search=SearchOfThinParts(everywhere, views))
+    halved = replace(fine, config=replace(config, max_voxels=4000))
     for block in blocks:
         cubes = grid.region_of(block.box)
         assert covered_share(coarse.surface(cubes)) == 0
         (plane,) = grid.ends_of(cubes).planes
-        heights = fine.surface(cubes).vertices[:, 2]
+        mesh = fine.surface(cubes)
+        assert halved.surface(cubes).n_faces == mesh.n_faces
+        heights = mesh.vertices[:, 2]
         distances = np.abs(heights - plane.position)
         # A cube of smaller voxels at the plane stays as it was.
         assert distances.min() == pytest.approx(grid.cube_side / 2, abs=VOXEL)

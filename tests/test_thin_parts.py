@@ -52,12 +52,9 @@ def fusion_of(render) -> Fusion:
 
 
 def finer_cubes(render) -> ThinParts:
-    """Smaller voxels in the whole box."""
-    cube = PIXEL * BLOCK
-    n = int(np.ceil(2.4 / cube))
+    """Voxels of a pixel in the whole box."""
     views = [partial(render, camera) for camera in cameras_around(24)]
-    cubes = FusedCubes(BOX.low, PIXEL, 4 * PIXEL)
-    return ThinParts(cubes, (n, n, n), views, torch.device("cpu"), Console())
+    return ThinParts(BOX, 2 * PIXEL, 4.0, views, torch.device("cpu"), Console())
 
 
 def test_rows_of_corners_are_those_of_their_blocks():
@@ -152,14 +149,14 @@ def test_thin_parts_take_the_place_of_their_pieces():
 
 
 def test_what_has_to_fit_others_stays_at_the_sides():
-    parts = finer_cubes(rod_before_a_wall)
-    x, y, _ = parts.shape
-    # The rod goes on beyond the highest cubes.
-    low = replace(parts, shape=(x, y, 6))
+    side = PIXEL * BLOCK
+    # The rod goes on above the box.
+    x, y, _ = BOX.high
+    box = Box(BOX.low, (x, y, BOX.low[2] + 6 * side))
+    parts = replace(finer_cubes(rod_before_a_wall), box=box)
     lost = np.linspace([0, 0, -0.6], [0, 0, 0.6], 60)
     nothing = keep_vertices(ellipsoid(ROD), np.zeros(2 * 40 * 39, bool))
-    side = PIXEL * BLOCK
-    for keeps_sides, n_cubes in ((False, 6), (True, 5)):
-        mesh = replace(low, keeps_sides=keeps_sides).added_to(nothing, lost)
-        highest = BOX.low[2] + n_cubes * side
+    for keeps_sides, n in ((False, 6), (True, 5)):
+        mesh = replace(parts, keeps_sides=keeps_sides).added_to(nothing, lost)
+        highest = BOX.low[2] + n * side
         assert mesh.vertices[:, 2].max() == pytest.approx(highest, abs=PIXEL)

@@ -22,13 +22,13 @@ from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes, n_cubes
 from sugar_extractors.mesh.fusion.fused_distances import BLOCK
 from sugar_extractors.mesh.fusion.marching_cubes import EMPTY_MESH, extract_surface
 from sugar_extractors.mesh.fusion.observed_region import ObservedRegion
-from sugar_extractors.mesh.fusion.thin_parts import FINER, ThinParts, lost_places
-from sugar_extractors.mesh.fusion.tsdf import MOST_FINER_VOXELS_PER_SIDE, TsdfConfig, cleaned
+from sugar_extractors.mesh.fusion.thin_parts import ThinParts, lost_places
+from sugar_extractors.mesh.fusion.tsdf import TsdfConfig, cleaned
 from sugar_pipeline.blocks.block_depths import StoredView
 from sugar_pipeline.blocks.partition import BlockBox
 from sugar_scene import triangle_mesh
 from sugar_scene.depth_view import DepthView
-from sugar_scene.regions import EVERYWHERE, Corner, Region, SharedPlane
+from sugar_scene.regions import EVERYWHERE, Box, Corner, Region, SharedPlane
 from sugar_scene.triangle_mesh import TriangleMesh
 from sugar_utils.console import Console
 
@@ -68,18 +68,22 @@ class VoxelGrid:
             end.append(ends[1])
         return GridRegion(_places(first), _places(end))
 
+    def box_of(self, cubes: GridRegion) -> Box:
+        """Return the box of some cubes."""
+        low = np.array(self.low)
+        first = low + np.array(cubes.first) * self.cube_side
+        return Box.of_corners(first, low + np.array(cubes.end) * self.cube_side)
+
     def ends_of(self, cubes: GridRegion) -> Region:
         """Return the planes at which the mesh of some cubes has to fit its neighbours."""
+        box = self.box_of(cubes)
         planes = []
         for axis in range(3):
             if cubes.first[axis] > 0:
-                planes.append(self._plane(axis, cubes.first[axis]))
+                planes.append(SharedPlane(axis, box.low[axis]))
             if cubes.end[axis] < self.shape[axis]:
-                planes.append(self._plane(axis, cubes.end[axis]))
+                planes.append(SharedPlane(axis, box.high[axis]))
         return Region(EVERYWHERE, tuple(planes), self.voxel)
-
-    def _plane(self, axis: int, place: int) -> SharedPlane:
-        return SharedPlane(axis, self.low[axis] + place * self.cube_side)
 
 
 @dataclass(frozen=True)
@@ -125,52 +129,58 @@ class JoinedFusion:
     search: SearchOfThinParts | None = None
 
     def surface(self, region: GridRegion) -> TriangleMesh:
-        """Return the surface in a region; its border is that of its neighbours, to the bit.
-
-        A region with too many voxels is halved, and one whose thin parts have too many cubes.
-        """
-        if 0 in region.shape:
-            return EMPTY_MESH
-        # With the cubes after the last ones, whose lowest corners are the highest of these.
-        reached = self._reached(region)
-        n = int(reached.sum()) * BLOCK**3
-        is_large = n > self.config.max_voxels
-        if self.search is not None:
-            is_large |= max(region.shape) * BLOCK * FINER > MOST_FINER_VOXELS_PER_SIDE
-        if is_large and max(region.shape) > 1:
-            below, above = region.halves()
-            return welded([self.surface(below), self.surface(above)], _WELD * self.grid.voxel)
-        if n == 0:
-            return EMPTY_MESH
-        views = self._views_of(region, self.views)
-        field = self._cubes(region).averaged(views, reached, self.console)
-        mesh = self._within(extract_surface(field), region)
-        if self.search is None:
+        """Return the surface in a region; its border is that of its neighbours, to the bit."""
+        mesh, lost = self._surface_and_lost_places(region)
+        if not len(lost):
             return mesh
-        ends = self.grid.ends_of(region)
-        # What is too small to stay is lost as well.
-        remaining = cleaned(mesh, self.config, self.config.min_diagonal * self.grid.voxel, ends)
-        lost = lost_places(remaining, field, self._views_of(region, self.search.views))
-        # The memory of large voxels is for smaller ones now.
-        del field
         parts = ThinParts(
-            cubes=self._cubes(region, FINER),
-            shape=_places([FINER * n for n in region.shape]),
-            views=views,
+            box=self.grid.box_of(region),
+            voxel=self.grid.voxel,
+            truncation=self.config.truncation,
+            views=self._views_of(region, self.views),
             device=self.device,
             console=self.console,
             keeps_sides=True,
         )
-        return parts.added_to(mesh, lost[self.search.region.contains(lost)])
+        return parts.added_to(mesh, lost)
+
+    def _surface_and_lost_places(self, region: GridRegion) -> tuple[TriangleMesh, np.ndarray]:
+        """Return the surface in a region, and where thin parts are looked for. (L, 3)
+
+        A region with too many voxels is halved.
+        """
+        nowhere = np.zeros((0, 3))
+        if 0 in region.shape:
+            return EMPTY_MESH, nowhere
+        reached = self._reached(region)
+        n = int(reached.sum()) * BLOCK**3
+        if n > self.config.max_voxels and max(region.shape) > 1:
+            halves = [self._surface_and_lost_places(half) for half in region.halves()]
+            mesh = welded([mesh for mesh, _ in halves], _WELD * self.grid.voxel)
+            return mesh, np.concatenate([lost for _, lost in halves])
+        if n == 0:
+            return EMPTY_MESH, nowhere
+        views = self._views_of(region, self.views)
+        field = self._cubes(region).averaged(views, reached, self.console)
+        mesh = self._within(extract_surface(field), region)
+        if self.search is None:
+            return mesh, nowhere
+        ends = self.grid.ends_of(region)
+        # What is too small to stay is lost as well.
+        remaining = cleaned(mesh, self.config, self.config.min_diagonal * self.grid.voxel, ends)
+        lost = lost_places(remaining, field, self._views_of(region, self.search.views))
+        is_searched = self.search.region.contains(lost) & self.grid.box_of(region).contains(lost)
+        return mesh, lost[is_searched]
 
     def _views_of(
         self, region: GridRegion, stored: Sequence[StoredView]
     ) -> list[Callable[[], DepthView]]:
         """Return what reads the views with a pixel near a region, in their order."""
         reach = (self.config.truncation + 1) * self.grid.voxel
-        low = np.array(self.grid.low) + np.array(region.first) * self.grid.cube_side - reach
-        # One more cube, see above.
-        high = np.array(self.grid.low) + (np.array(region.end) + 1) * self.grid.cube_side + reach
+        box = self.grid.box_of(region)
+        low = np.array(box.low) - reach
+        # With the cubes after the last ones, see below.
+        high = np.array(box.high) + self.grid.cube_side + reach
         views = []
         for view in stored:
             record = view.record
@@ -180,6 +190,7 @@ class JoinedFusion:
 
     def _reached(self, region: GridRegion) -> Tensor:
         """Which cubes of a region, and those after it, the depth of some view reaches. bool"""
+        # The lowest corners of the cubes after the last ones are the highest of these.
         shape = [n + 1 for n in region.shape]
         reached = torch.zeros(shape, dtype=torch.bool, device=self.device)
         cubes = self._cubes(region)
@@ -187,17 +198,15 @@ class JoinedFusion:
             cubes.mark(view(), reached)
         return reached
 
-    def _cubes(self, region: GridRegion, finer: int = 1) -> FusedCubes:
-        """Return the cubes of a region, of voxels that are so many times finer than the grid's."""
-        voxel = self.grid.voxel / finer
-        first = _places([finer * place for place in region.first])
-        return FusedCubes(self.grid.low, voxel, self.config.truncation * voxel, first)
+    def _cubes(self, region: GridRegion) -> FusedCubes:
+        reach = self.config.truncation * self.grid.voxel
+        return FusedCubes(self.grid.low, self.grid.voxel, reach, region.first)
 
     def _within(self, mesh: TriangleMesh, region: GridRegion) -> TriangleMesh:
         """Return the triangles whose cells belong to a region, not to the cubes after it."""
-        end = np.array(self.grid.low) + np.array(region.end) * self.grid.cube_side
         middles = mesh.vertices[mesh.faces].mean(axis=1)
-        return triangle_mesh.keep_faces(mesh, np.all(middles < end, axis=1))
+        is_inside = (middles < self.grid.box_of(region).high).all(axis=1)
+        return triangle_mesh.keep_faces(mesh, is_inside)
 
 
 def voxel_size(views: Sequence[StoredView], config: TsdfConfig) -> float:

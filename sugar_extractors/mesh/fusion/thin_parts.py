@@ -9,6 +9,7 @@ replaces the surface only where it is thin: elsewhere it was noise of the depth.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,16 +17,18 @@ import numpy as np
 import torch
 
 from gaussian_splatting.core.subsets import longest_side
-from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes
+from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes, n_cubes
 from sugar_extractors.mesh.fusion.fused_distances import BLOCK
 from sugar_extractors.mesh.fusion.marching_cubes import SparseField, extract_surface
 from sugar_scene import triangle_mesh
 from sugar_scene.depth_view import DepthView
+from sugar_scene.regions import Box
 from sugar_scene.surface_queries import Surface
 from sugar_scene.triangle_mesh import TriangleMesh, vertex_normals
 from sugar_utils.console import Console
 
-FINER = 2  # times so much smaller are their voxels
+_FINER = 2.0  # times so much smaller are their voxels
+_MOST_PER_SIDE = 2560  # of these voxels along the box; each cube of them takes 20 bytes
 MIN_VIEWS = 8  # that show a lost place
 _MIN_PLACES = 2  # lost places, or thin vertices of the surface, in a cube that is fused again
 _REACH = 2  # cubes beyond those of lost places that are tried
@@ -88,13 +91,24 @@ def thin_vertices(mesh: TriangleMesh, thickness: float) -> np.ndarray:
 class ThinParts:
     """The fusion of places that a surface lacks, in cubes of smaller voxels."""
 
-    cubes: FusedCubes
-    shape: tuple[int, int, int]  # cubes along the sides of the fused box
+    box: Box
+    voxel: float  # side of the surface's own voxels, world units
+    truncation: float  # reach of the fused distances, in voxels
     views: Sequence[Callable[[], DepthView]]
     device: torch.device
     console: Console
-    # Whether cubes at the sides of the box keep their surface, which has to fit others.
+    # Whether the surface stays as it is at the sides of the box, where it has to fit others.
     keeps_sides: bool = False
+
+    @functools.cached_property
+    def _cubes(self) -> FusedCubes:
+        voxel = max(self.voxel / _FINER, self.box.longest_side / _MOST_PER_SIDE)
+        return FusedCubes(self.box.low, voxel, self.truncation * voxel)
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        """Cubes along the sides of the box."""
+        return n_cubes(self.box.low, self.box.high, self._cubes.voxel)
 
     def added_to(self, mesh: TriangleMesh, lost: np.ndarray) -> TriangleMesh:
         """Return the surface with thin parts as they are fused of smaller voxels.
@@ -108,14 +122,12 @@ class ThinParts:
             return mesh
         tried = self._tried(mesh, is_candidate)
         finer = self._surface_in(tried)
-        is_thin = thin_vertices(finer, _THICKNESS * self.cubes.voxel)
+        is_thin = thin_vertices(finer, _THICKNESS * self._cubes.voxel)
         n_vertices = self._counts(finer.vertices)
         n_thin = self._counts(finer.vertices[is_thin])
         replaced = tried & (n_vertices > 0) & (n_thin >= _MIN_THIN * n_vertices)
         if self.keeps_sides:
-            inner = np.zeros_like(replaced)
-            inner[1:-1, 1:-1, 1:-1] = True
-            replaced &= inner
+            replaced &= self._off_the_sides()
         self.console.info(f"thin parts fused again in {int(replaced.sum()):,} cubes of voxels")
         remaining = triangle_mesh.keep_faces(mesh, ~self._in(mesh, replaced))
         added = triangle_mesh.keep_faces(finer, self._in(finer, replaced))
@@ -126,7 +138,7 @@ class ThinParts:
         # Here and not above: most commands start without it.
         from scipy.ndimage import binary_dilation, binary_propagation
 
-        is_thin = thin_vertices(mesh, _THICKNESS * self.cubes.voxel)
+        is_thin = thin_vertices(mesh, _THICKNESS * self._cubes.voxel)
         around = np.asarray(binary_dilation(is_candidate, _ALL_NEIGHBORS), dtype=bool)
         has_thin_parts = self._counts(mesh.vertices[is_thin]) >= _MIN_PLACES
         connected = binary_propagation(around, _ALL_NEIGHBORS, around | has_thin_parts)
@@ -136,14 +148,23 @@ class ThinParts:
         """Return the surface of smaller voxels in some cubes."""
         from scipy.ndimage import binary_dilation
 
-        reached = torch.zeros(self.shape, dtype=torch.bool, device=self.device)
+        reached = torch.zeros(self._shape, dtype=torch.bool, device=self.device)
         for view in self.views:
-            self.cubes.mark(view(), reached)
+            self._cubes.mark(view(), reached)
         # Voxels at the border of a cube have corners in the next one.
         reached &= torch.from_numpy(binary_dilation(tried, _ALL_NEIGHBORS)).to(self.device)
         with torch.no_grad():
-            field = self.cubes.averaged(self.views, reached, self.console, "thin parts")
+            field = self._cubes.averaged(self.views, reached, self.console, "thin parts")
         return extract_surface(field)
+
+    def _off_the_sides(self) -> np.ndarray:
+        """Return the cubes at least half of their side away from the sides of the box."""
+        cube_side = self._cubes.voxel * BLOCK
+        sides = np.subtract(self.box.high, self.box.low) / cube_side
+        is_off = np.zeros(self._shape, dtype=bool)
+        x, y, z = np.floor(sides - 0.5).astype(int).clip(min=0)
+        is_off[1:x, 1:y, 1:z] = True
+        return is_off
 
     def _in(self, mesh: TriangleMesh, is_selected: np.ndarray) -> np.ndarray:
         """Return the triangles whose middles lie in selected cubes. (F,) bool"""
@@ -152,7 +173,7 @@ class ThinParts:
 
     def _counts(self, points: np.ndarray) -> np.ndarray:
         """Return how many points, (P, 3), lie in each cube. (X, Y, Z) int32"""
-        counts = np.zeros(self.shape, dtype=np.int32)
+        counts = np.zeros(self._shape, dtype=np.int32)
         places, is_inside = self._places(points)
         np.add.at(counts, tuple(places[is_inside].T), 1)
         return counts
@@ -162,8 +183,7 @@ class ThinParts:
 
         (P, 3) int64, (P,) bool
         """
-        places = np.floor((points - self.cubes.low) / (self.cubes.voxel * BLOCK)).astype(np.int64)
-        places -= self.cubes.first
-        last = np.array(self.shape) - 1
+        places = np.floor((points - self._cubes.low) / (self._cubes.voxel * BLOCK)).astype(np.int64)
+        last = np.array(self._shape) - 1
         nearest = np.clip(places, 0, last)
         return nearest, (places == nearest).all(axis=1)

@@ -24,7 +24,7 @@ from sugar_extractors.mesh.fusion.fused_cubes import FusedCubes, n_cubes
 from sugar_extractors.mesh.fusion.fused_distances import BLOCK
 from sugar_extractors.mesh.fusion.marching_cubes import EMPTY_MESH, SparseField, extract_surface
 from sugar_extractors.mesh.fusion.observed_region import ObservedRegion
-from sugar_extractors.mesh.fusion.thin_parts import FINER, ThinParts, lost_places
+from sugar_extractors.mesh.fusion.thin_parts import ThinParts, lost_places
 from sugar_scene import triangle_mesh
 from sugar_scene.depth_view import DepthView, Renderer
 from sugar_scene.regions import WHOLE, Box, Region
@@ -40,7 +40,6 @@ PLANE_FILL = 32  # edges of pinholes in its meshes: at grazing angles some depth
 _N_FOOTPRINT_VIEWS = 8  # views from which the size of a pixel on the surface is measured
 _COARSER = 1.25  # least factor by which voxels grow where there are too many
 _MOST_VOXELS_PER_SIDE = 2048  # of the box, with automatic voxels
-MOST_FINER_VOXELS_PER_SIDE = 2560  # those of thin parts; each cube of them takes 20 bytes
 _flag = partial(flag, group="surface", no_effect_when="with --mesh_extractor poisson")
 
 
@@ -152,15 +151,15 @@ class Fusion:
 
     def _with_thin_parts(self, mesh: TriangleMesh, voxel: float, lost: np.ndarray) -> TriangleMesh:
         """Return a surface with the parts that are too thin for its voxels."""
-        finer_voxel = max(voxel / FINER, self.box.longest_side / MOST_FINER_VOXELS_PER_SIDE)
+        config = self.config
         parts = ThinParts(
-            cubes=self._cubes(finer_voxel),
-            shape=self._n_cubes(finer_voxel),
+            box=self.box,
+            voxel=voxel,
+            truncation=config.truncation,
             views=self._views(),
             device=self.render(self.cameras[0]).depth.device,
             console=self.console,
         )
-        config = self.config
         return triangle_mesh.without_small_components(
             parts.added_to(mesh, lost), config.min_component, config.min_diagonal * voxel
         )
@@ -207,14 +206,12 @@ class Fusion:
     def _cubes(self, voxel: float) -> FusedCubes:
         return FusedCubes(self.box.low, voxel, self.config.truncation * voxel)
 
-    def _n_cubes(self, voxel: float) -> tuple[int, int, int]:
-        return n_cubes(self.box.low, self.box.high, voxel)
-
     def _reached_blocks(self, voxel: float) -> Tensor:
         """Return which blocks of the box the depth of some view reaches. (X, Y, Z) bool"""
         cubes = self._cubes(voxel)
         device = self.render(self.cameras[0]).depth.device
-        reached = torch.zeros(self._n_cubes(voxel), dtype=torch.bool, device=device)
+        shape = n_cubes(self.box.low, self.box.high, voxel)
+        reached = torch.zeros(shape, dtype=torch.bool, device=device)
         with self.console.progress("blocks", 1, len(self.cameras)) as progress:
             for done, camera in enumerate(self.cameras, start=1):
                 cubes.mark(self.render(camera), reached)
