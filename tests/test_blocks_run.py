@@ -93,7 +93,7 @@ def test_a_run_in_blocks_ends_in_one_mesh_and_all_gaussians(output):
     for block, cloud in zip(plan.blocks, clouds, strict=True):
         assert block.box.contains(cloud.means.double().numpy()).all()
         # Photographs of the block moved its vertices.
-        assert len(read_json(note_path(block.mesh))["correlations"]) == len(REDUCTIONS)
+        assert len(read_json(note_path(block.mesh))["result"]["correlations"]) == len(REDUCTIONS)
 
 
 @pytest.mark.slow
