@@ -65,8 +65,7 @@ def extract_coarse_mesh(
             f"--surface_level {options.surface_levels} must lie between 0 and 1; 0.3 is usual"
         )
     model = options.model
-    if options.compute.device_reason:
-        console.note(options.compute.device_reason)
+    options.compute.report(console.note)
     checkpoint, scene = load_views(options, console.note, seed=options.random_seed)
     poisson = options.poisson.resolved(any(c.shows_object for c in scene.train_cameras))
     options = replace(options, poisson=poisson)

@@ -56,6 +56,15 @@ class Meshed(NamedTuple):
     figures: Figures  # for the record of the mesh
 
 
+def observed_space(extraction: Extraction, box: Box) -> observed_region.ObservedRegion | None:
+    """Return the space near the points of the reconstruction in a box; None for anywhere."""
+    margin = extraction.options.tsdf.margin
+    scene = extraction.scene
+    if margin is None:
+        return None
+    return observed_region.observed_region(scene.observations, box, margin * scene.extent)
+
+
 def without_bare_border(
     extraction: Extraction, mesh: TriangleMesh, render: Renderer, box: Box, voxel: float
 ) -> TriangleMesh:

@@ -11,15 +11,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from gaussian_splatting.core.subsets import about
+from gaussian_splatting.core.subsets import about, box_of_most
 from sugar_extractors.mesh import level_sets, seams
-from sugar_extractors.mesh.fusion.observed_region import observed_region
 from sugar_extractors.mesh.fusion.tetrahedra import TetrahedraFusion
 from sugar_extractors.mesh.fusion.tsdf import FusedRegion, Fusion
 from sugar_extractors.mesh.level_sets import SurfaceSamples
 from sugar_extractors.mesh.loading import Loaded
 from sugar_extractors.mesh.mesh_config import MeshOptions
-from sugar_extractors.mesh.mesh_steps import Extraction, Figures, without_bare_border
+from sugar_extractors.mesh.mesh_steps import (
+    Extraction,
+    Figures,
+    observed_space,
+    without_bare_border,
+)
 from sugar_extractors.mesh.meshing_backends import PoissonConfig
 from sugar_extractors.mesh.poisson_regions import MIN_POINTS, reconstruct_region
 from sugar_extractors.mesh.refinement.compared_views import ComparedViews
@@ -264,8 +268,7 @@ def _too_few(options: MeshOptions, name: str, n: int, points: np.ndarray) -> str
 
 def _span(points: np.ndarray) -> str:
     """Return the box of the middle 98 % of points, (P, 3), on each axis, as text."""
-    low, high = np.quantile(about(points, 100_000), (0.01, 0.99), axis=0)
-    return str(Box.of_corners(low, high))
+    return str(Box.of_corners(*box_of_most(about(points, 100_000), 0.01)))
 
 
 def _fused_surfaces(loaded: Loaded) -> Surfaces:
@@ -317,11 +320,7 @@ def _fused(loaded: Loaded, render: Renderer, box: Box, excluded: Box | None) -> 
     extraction = loaded.extraction
     options = extraction.options
     views = extraction.views
-    margin = options.tsdf.margin
-    region = None
-    if margin is not None:
-        reach = margin * extraction.scene.extent
-        region = observed_region(extraction.scene.observations, box, reach)
+    region = observed_space(extraction, box)
     fusion = Fusion(render, views.cameras, box, options.tsdf, extraction.console)
     if options.mesh_extractor == "tetrahedra":
         gaussians = loaded.cloud.detached().activate()

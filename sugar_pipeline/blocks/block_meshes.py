@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from gaussian_splatting.data.cameras import Camera
-from gaussian_splatting.data.images import shared_or_own_store
+from gaussian_splatting.data.images import ImageStore
 from gaussian_splatting.engine.run_identity import scene_inputs
 from gaussian_splatting.scenes.scene import Scene
 from sugar_extractors.mesh import mesh_steps
 from sugar_extractors.mesh.decimation import decimated
-from sugar_extractors.mesh.fusion.observed_region import observed_region
 from sugar_extractors.mesh.fusion.tsdf import cleaned
 from sugar_extractors.mesh.mesh_config import MeshOptions
 from sugar_extractors.mesh.mesh_finishing import finish_mesh
@@ -58,11 +57,9 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     grid = VoxelGrid.over(plan.bounds, voxel)
     extraction = _extraction(block, grid, scene, options, console)
     region = extraction.region
-    device = options.compute.device
-    fusion = JoinedFusion(views, grid, options.tsdf, device, console)
-    mesh = _fused(extraction, plan, block, fusion)
+    mesh = _fused(extraction, plan, block, grid, views)
     n_before = mesh.n_faces
-    surfaces = Surfaces([mesh], {"foreground_voxel": voxel})
+    surfaces = Surfaces([mesh], {"foreground_voxel": voxel}, voxels={"foreground": voxel})
     if options.refines_vertices and mesh.n_faces:
         surfaces = _refined(extraction, block.box, surfaces)
     (mesh,) = surfaces.meshes
@@ -74,8 +71,7 @@ def write_block_mesh(plan: BlockPlan, block: Block, options: MeshOptions, consol
     if options.remove_unseen and mesh.n_faces:
         mesh = mesh_steps.without_unseen(extraction, mesh)
     if options.fills_holes and mesh.n_faces:
-        voxels = {"foreground": voxel}
-        mesh, hole_figures = mesh_steps.with_holes_filled(extraction, mesh, voxels)
+        mesh, hole_figures = mesh_steps.with_holes_filled(extraction, mesh, surfaces.voxels)
         figures.update(hole_figures)
     console.headline(f"block {block.number}: {mesh.n_faces:,} of {n_before:,} triangles")
     mesh = triangle_mesh.with_vertex_normals(mesh)
@@ -111,22 +107,29 @@ def _extraction(
 
 
 def _fused(
-    extraction: Extraction, plan: BlockPlan, block: Block, fusion: JoinedFusion
+    extraction: Extraction,
+    plan: BlockPlan,
+    block: Block,
+    grid: VoxelGrid,
+    views: Sequence[StoredView],
 ) -> TriangleMesh:
-    """Return the surface of a block near the points that its photographs observe."""
-    scene = extraction.scene
-    config = fusion.config
-    grid = fusion.grid
+    """Return the surface of a block near the points that its photographs observe.
+
+    Args:
+        views: Of all blocks.
+    """
+    config = extraction.options.tsdf
+    extent = extraction.scene.extent
     # Infinite sides end far outside. Points of its scene reach into the margin of a block.
-    low = np.maximum(block.box.low, plan.bounds.low) - scene.extent
-    high = np.minimum(block.box.high, plan.bounds.high) + scene.extent
+    low = np.maximum(block.box.low, plan.bounds.low) - extent
+    high = np.minimum(block.box.high, plan.bounds.high) + extent
     around = Box.of_corners(low, high)
-    observed = None
-    if config.margin is not None:
-        observed = observed_region(scene.observations, around, config.margin * scene.extent)
+    observed = mesh_steps.observed_space(extraction, around)
+    search = None
     if observed is not None and config.adds_thin_parts:
         search = SearchOfThinParts(observed.without_margin(), stored_views([block]))
-        fusion = replace(fusion, search=search)
+    device = extraction.views.device
+    fusion = JoinedFusion(views, grid, config, device, extraction.console, search)
     mesh = fusion.surface(grid.region_of(block.box))
     if observed is not None and mesh.n_faces:
         mesh = triangle_mesh.keep_vertices(mesh, observed.contains(mesh.vertices))
@@ -138,7 +141,7 @@ def _fused(
 def _refined(extraction: Extraction, box: BlockBox, fused: Surfaces) -> Surfaces:
     """Move the vertices of a block's mesh until its photographs agree; its borders stay."""
     views = extraction.views
-    with shared_or_own_store(None, white_background=False) as store:
+    with ImageStore() as store:
         photograph = photo_source(store, views.device, exposures={})
         of_block = photograph_of(box, photograph, views.renderer())
         return refine(replace(extraction, photograph=of_block), fused)

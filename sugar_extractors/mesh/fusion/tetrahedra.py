@@ -66,7 +66,7 @@ class PointField:
         """Return fused signed distances at points, in voxels. (N, 3) world units"""
         fusion = self.fusion
         truncation = fusion.config.truncation
-        device = fusion.render(fusion.cameras[0]).depth.device
+        device = fusion.device
         places = float32_tensor(points).to(device)
         means = FusedDistances.empty(len(points), self.voxel, truncation * self.voxel, device)
         for camera in fusion.cameras:

@@ -9,6 +9,7 @@ not on their order of arrival.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,11 @@ class Fusion:
     config: TsdfConfig
     console: Console
 
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """Device of the depth."""
+        return self.render(self.cameras[0]).depth.device
+
     def surface(
         self, region: ObservedRegion | None = None, *, thin_parts: bool = False
     ) -> FusedRegion:
@@ -157,7 +163,7 @@ class Fusion:
             voxel=voxel,
             truncation=config.truncation,
             views=self._views(),
-            device=self.render(self.cameras[0]).depth.device,
+            device=self.device,
             console=self.console,
         )
         return triangle_mesh.without_small_components(
@@ -209,9 +215,8 @@ class Fusion:
     def _reached_blocks(self, voxel: float) -> Tensor:
         """Return which blocks of the box the depth of some view reaches. (X, Y, Z) bool"""
         cubes = self._cubes(voxel)
-        device = self.render(self.cameras[0]).depth.device
         shape = n_cubes(self.box.low, self.box.high, voxel)
-        reached = torch.zeros(shape, dtype=torch.bool, device=device)
+        reached = torch.zeros(shape, dtype=torch.bool, device=self.device)
         with self.console.progress("blocks", 1, len(self.cameras)) as progress:
             for done, camera in enumerate(self.cameras, start=1):
                 cubes.mark(self.render(camera), reached)
